@@ -29,6 +29,7 @@ from ltrscale.evaluation.measure.evaluate import correction_of
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
+from ltrscale.evaluation.studies.front import Front, front_page, summarise_front
 from ltrscale.experiments.methods.base import MethodName, SeedRun, check_methods
 from ltrscale.experiments.methods.composed import AnyMethod, with_preset
 from ltrscale.experiments.next_commands import after_pipeline, best_on_validation
@@ -36,7 +37,8 @@ from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import Report, log
-from ltrscale.reports.findings import print_report
+from ltrscale.reports.document import Document
+from ltrscale.reports.findings import ReportStage, print_report
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.simulate.synthetic import SyntheticLogConfig
@@ -98,7 +100,7 @@ class PipelineJob(Config):
     """Metrics, baseline and outliers."""
     evaluate_on: tuple[GoalName, ...] = Field(("labels",), min_length=1)
     """Labels of the test split, one evaluation for each: `labels`, goals by name, or `relevance`, the labels before
-    relabelling."""
+    relabelling. Several goals also make `front/report.md`: which methods no other dominates."""
     refit: RefitSettings | None = None
     """Final models: methods to train once more, with the first seed, on the training and validation groups together,
     for as many epochs or trees as validation chose: `final/METHOD`."""
@@ -259,6 +261,9 @@ class PipelineJob(Config):
             tested = SplitsWithTest.from_splits(splits.replace(test=splits.test.replace(labels=column)))
             evaluation = EvaluateConfig(**self.evaluate.model_dump(), models=models, splits=tested)
             EvaluateJob(out=join(self.out, _of_labels(_EVALUATION, column)), evaluate=evaluation).run()
+        goals = {name: join(self.out, _of_labels(_EVALUATION, name)) for name in self.evaluate_on}
+        if len(goals) > 1 and "relevance" not in goals:
+            FrontSummary(out=join(self.out, "front"), evaluations=goals).run()
 
     def _final(self, name: str) -> str:
         return join(self.out, "final", name)
@@ -293,6 +298,25 @@ class FoldSummary(Stage):
     def work(self, origin: Origin, report: Report) -> None:
         """Summarise, and commit the report."""
         summarise_folds(self.evaluations, self.out, seed=self.seed, made_by=origin, report=report)
+
+
+class FrontSummary(ReportStage):
+    """Compare the methods by several goals at once."""
+
+    stage: ClassVar = "front"
+    out: Operational[str]
+    """Directory of the report."""
+    evaluations: dict[str, OutputUrl]
+    """Directory of the evaluation on each goal."""
+
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return front_page(Front.read(self.out))
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Compare, and commit the report."""
+        for each in summarise_front(self.evaluations, self.out, made_by=origin).kept:
+            report({"method": each.method, **dict(zip(each.of_goals, each.means, strict=True))})
 
 
 def _with_fold(value: Any, fold: str) -> Any:

@@ -176,6 +176,29 @@ def lines(
     return _chart_of(rows, height=260, layer=layers)
 
 
+def tradeoff_row(name: str, x: "Figure", y: "Figure", *, faded: bool) -> dict[str, Any]:
+    """A row of `tradeoffs`: a method's figures of two goals; `faded` for the background."""
+    ends = {"x": x.mean, "x_low": x.low, "x_high": x.high, "y": y.mean, "y_low": y.low, "y_high": y.high}
+    return {"series": name, "faded": faded, **ends}
+
+
+def tradeoffs(rows: _ChartRows, *, x: str, y: str) -> Spec:
+    """A point for each row of `tradeoff_row`, with the bars of both intervals."""
+    across, up = _number("x", x), _number("y", y)
+    tips = [_encoding("series", "nominal", "of")]
+    tips += [_encoding(field, "quantitative", title, format=".4f") for field, title in (("x", x), ("y", y))]
+    opacity = {"condition": {"test": "datum.faded", "value": 0.3}, "value": 1}
+    shared = {"color": _series(rows), "opacity": opacity, "tooltip": tips}
+    bar_x = {**shared, "x": {**across, "field": "x_low"}, "x2": {"field": "x_high"}, "y": up}
+    bar_y = {**shared, "y": {**up, "field": "y_low"}, "y2": {"field": "y_high"}, "x": across}
+    point = {"type": "point", "filled": True, "size": 70}
+    layers = [
+        *({"mark": {"type": "rule"}, "encoding": bar} for bar in (bar_x, bar_y)),
+        {"mark": point, "encoding": {**shared, "x": across, "y": up}},
+    ]
+    return _chart_of(rows, height=320, layer=layers)
+
+
 def bars(rows: _ChartRows, *, title: str, order: Sequence[str] = (), unit: str = "%") -> Spec:
     """A bar for each row of `name`, `value` and `series`, side by side for a name's series; `unit` formats values."""
     names, series = _in_order(rows, "name"), _in_order(rows, "series")

@@ -30,6 +30,8 @@ def _some_weight(labels: str | dict[str, float]) -> str | dict[str, float]:
 Labels = Annotated[GoalName | dict[GoalName, GoalWeight], AfterValidator(_some_weight)]
 """The labels that a job reads: `labels`, `relevance`, a goal, or a weighted sum of these."""
 
+LabelsOrNone = Annotated[Labels | None, Field(default=None, exclude_if=lambda labels: labels is None)]
+
 
 def goals_of(labels: str | Mapping[str, float]) -> dict[str, float]:
     """The goals that labels are the weighted sum of; none for `labels` and `relevance`, which have no name."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config, overlay
+from ltrscale.data.dataset.goals import LabelsOrNone
 from ltrscale.data.dataset.labelled import Fold
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits, Texts
@@ -120,6 +121,8 @@ class ReadingMethod(Method):
     leave_out: Texts = ()
     """Features that this method does not read: names, prefixes with * such as c_*, or `categorical` for all of that
     kind. So one report can compare a method with and without them."""
+    labels: LabelsOrNone
+    """Labels of training and validation, instead of those of `splits`: a goal, or a weighted sum of goals."""
     learns_from: str | None = None
     """Learn the labels of this entry of the pipeline's `learn_from`, such as clicks; empty for those of `splits`."""
 
@@ -146,11 +149,17 @@ class ReadingMethod(Method):
         return self.learns_from
 
     def check_inputs(self, splits: Splits) -> None:
-        if self.leave_out:
-            select(splits.leaving_out(self.leave_out).train, labelled=True)
+        if self.leave_out or self.labels is not None:
+            select(self._read(splits).train, labelled=True)
 
     def splits_in(self, run: "SeedRun") -> Splits:
-        splits = run.splits if self.learns_from is None else run.learn_from[self.learns_from]
+        return self._read(run.splits if self.learns_from is None else run.learn_from[self.learns_from])
+
+    def _read(self, splits: Splits) -> Splits:
+        """The splits with this method's labels and features."""
+        if self.labels is not None:
+            train, validation = (split.replace(labels=self.labels) for split in (splits.train, splits.validation))
+            splits = splits.replace(train=train, validation=validation)
         return splits.leaving_out(self.leave_out)
 
 
