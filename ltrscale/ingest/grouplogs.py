@@ -143,7 +143,7 @@ class _GroupBlocks:
             periods_N=None if periods_G is None else periods_G.take(index_N),
             doc_ids_N=None if mapping.docs is None else cols.texts(spread(mapping.docs))[0],
             starts_N=starts_N,
-            columns={name: cols.floats(spread(c)) for name, c in {**mapping.side(), **mapping.further_labels}.items()}
+            columns={name: cols.floats(spread(c)) for name, c in mapping.of_documents.items()}
             | {name: column.take(index_N) for name, column in meta.items()}
             | texts_N,
             rejected=rejected,
@@ -169,8 +169,7 @@ class _GroupBlocks:
             groups.reject(other_G, f"columns {columns[0]!r} and {name!r} differ in length", "feature_count")
         lengths_G = np.where(groups.bad_N, 1, lengths_G)
         groups.reject(lengths_G == 0, "no document", "empty_group")
-        beside = (*mapping.side().values(), *mapping.further_labels.values())
-        for name in filter(None, [mapping.label_column, mapping.docs, *beside]):
+        for name in filter(None, [mapping.label_column, mapping.docs, *mapping.of_documents.values()]):
             column = batch.column(name)
             other_G = column.is_valid().to_numpy(zero_copy_only=False) & (_lengths(column) != lengths_G)
             groups.reject(other_G, f"column {name!r} has not one value for each document")

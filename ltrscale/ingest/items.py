@@ -132,7 +132,7 @@ class Items(Source):
         uses = needs.uses(without=self.columns.sources())
         if any("days_before" in parts for parts in dates.values()):
             uses.pop("time", None)
-        idle = {"label": None, "labels": {}, "grades": None, "unjudged": "reject", "fill_periods": ()}
+        idle: dict[str, Any] = {"label": None, "labels": {}, "grades": None, "unjudged": "reject", "fill_periods": ()}
         sources = self.columns.sources_of(read)
         optional = tuple(name for name in self.columns.optional if name in sources)
         made = {"dates": dates, "fill": self._fill_for_scoring(needs), **self._vectors_for_scoring(read)}
@@ -251,7 +251,6 @@ class ItemBlocks:
         mapping = self.mapping
         rows = self._joined(raw.rows)
         batch = rows.batch
-        of_documents = {**mapping.side(), **mapping.further_labels}
         ids = [rows.texts(name, required=True) for name in (mapping.query, *mapping.within)]
         block = RowBlock(
             file=self.url,
@@ -262,7 +261,7 @@ class ItemBlocks:
             period=mapping.path_period(self.url),
             periods_N=rows.periods(mapping, ids[0]),
             doc_ids_N=None if mapping.item is None else rows.texts(mapping.item),
-            columns={name: cols.floats(batch.column(column)) for name, column in of_documents.items()}
+            columns={name: cols.floats(batch.column(column)) for name, column in mapping.of_documents.items()}
             | rows.meta(mapping.meta)
             | self._tokens(rows),
             texts=raw.texts,

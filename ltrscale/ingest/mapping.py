@@ -141,6 +141,12 @@ class _Columns(Config):
         return {f"{GOAL}{name}": column for name, column in [*self.goals.items()][1:]}
 
     @property
+    def of_documents(self) -> dict[str, str]:
+        """All columns of documents to keep beside the label: name in the data set -> column."""
+        named: list[tuple[str, str]] = [*self.side().items(), *self.further_labels.items()]
+        return dict(named)
+
+    @property
     def token_fields(self) -> dict[TokenField, TextColumn]:
         """The token fields, with the columns that they are read from."""
         return self.tokens.fields() if self.tokens else {}

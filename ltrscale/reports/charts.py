@@ -188,7 +188,7 @@ def tradeoffs(rows: _ChartRows, *, x: str, y: str) -> Spec:
     tips = [_encoding("series", "nominal", "of")]
     tips += [_encoding(field, "quantitative", title, format=".4f") for field, title in (("x", x), ("y", y))]
     opacity = {"condition": {"test": "datum.faded", "value": 0.3}, "value": 1}
-    shared = {"color": _series(rows), "opacity": opacity, "tooltip": tips}
+    shared: Spec = {"color": _series(rows), "opacity": opacity, "tooltip": tips}
     bar_x = {**shared, "x": {**across, "field": "x_low"}, "x2": {"field": "x_high"}, "y": up}
     bar_y = {**shared, "y": {**up, "field": "y_low"}, "y2": {"field": "y_high"}, "x": across}
     point = {"type": "point", "filled": True, "size": 70}

@@ -36,7 +36,7 @@ from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import children, join, read_manifest
 from ltrscale.training.auxiliary import AuxiliaryConfig, AuxiliaryObjective, Unlabelled
 from ltrscale.training.best import Best, validate_goals
-from ltrscale.training.goals import Constraints, GoalsOrNone
+from ltrscale.training.goals import Constraints, GoalsConfig
 from ltrscale.training.memory import built
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import LabelledData, ListLossConfig, RankingConfig, RankingObjective
@@ -82,7 +82,7 @@ class FinetuneConfig(RankingConfig):
     """Lets scores depend on the rest of the list; empty scores each document independently."""
     network: NetworkConfig = NetworkConfig()
     """The network without a pretrained bundle; a pretrained bundle brings its own."""
-    goals: GoalsOrNone
+    goals: GoalsConfig | None = Field(default=None, exclude_if=lambda goals: goals is None)
     """A head for each of several goals; empty learns the labels of the split alone. Training then reads the groups of
     all these goals, and validation too where some are kept."""
     heads: int = Field(1, ge=1, le=100)
@@ -188,7 +188,8 @@ class FinetuneJob(LabelledStage, TrainingStage):
             splits["train"], splits.get("validation"), without=preflight.without, config=config
         )
         if config.goals is not None:
-            data = data.each(lambda groups: groups.with_goals([*config.goals.initial]))
+            goals = tuple(config.goals.initial)
+            data = data.each(lambda groups: groups.with_goals(goals))
         documents = select(splits["train"], labelled=False, without=preflight.without)
         read: Callable[[Selection], Selection]
         if start is not None:

@@ -58,9 +58,6 @@ class GoalsConfig(Config):
         return dict(sorted((self.weights or dict.fromkeys((str(self.maximise), *self.keep), 1.0)).items()))
 
 
-GoalsOrNone = Annotated[GoalsConfig | None, Field(default=None, exclude_if=lambda goals: goals is None)]
-
-
 def raised(
     weights: Mapping[str, float], values: Mapping[str, float], floors: Mapping[str, float], rate: float
 ) -> dict[str, float]:

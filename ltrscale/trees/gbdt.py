@@ -260,8 +260,8 @@ def grow(
     with watching(config, validation, config.kind, context) as watch:
         model = config.boost(train, targets_N, judged, merged_codes(codes), watch)
     metrics = watch.metrics()
-    judged = f", {watch.name} {metrics[watch.name]:.4f}" if watch.name in metrics else ""
-    log.info("boosted %d trees with %s%s", watch.kept, config.kind, judged)
+    reached = f", {watch.name} {metrics[watch.name]:.4f}" if watch.name in metrics else ""
+    log.info("boosted %d trees with %s%s", watch.kept, config.kind, reached)
     return model, metrics
 
 

@@ -61,7 +61,7 @@ def test_a_pipeline_on_goals_makes_a_front(data: str, tmp_path: Path) -> None:
     assert learnt["click"]["click"].mean > learnt["order"]["click"].mean
     assert learnt["click"]["order"].mean < learnt["order"]["order"].mean
     assert [*load(str(tmp_path / "seed-0" / "both" / "model")).made_by["config"]["splits"][0]["labels"]] == [*GOALS]
-    assert [*front_page(front).charts] == ["front-click-order"]
+    assert [*front_page(front).charts] == ["front-click-order.png"]
 
 
 def test_a_method_with_unknown_goals_is_refused_before_training(data: str, tmp_path: Path) -> None:

@@ -30,8 +30,6 @@ def _some_weight(labels: str | dict[str, float]) -> str | dict[str, float]:
 Labels = Annotated[GoalName | dict[GoalName, GoalWeight], AfterValidator(_some_weight)]
 """The labels that a job reads: `labels`, `relevance`, a goal, or a weighted sum of these."""
 
-LabelsOrNone = Annotated[Labels | None, Field(default=None, exclude_if=lambda labels: labels is None)]
-
 
 def goals_of(labels: str | Mapping[str, float]) -> dict[str, float]:
     """The goals that labels are the weighted sum of; none for `labels` and `relevance`, which have no name."""
@@ -83,4 +81,5 @@ def weighed(weights: LabelWeights, values: Callable[[str], Floats]) -> Floats:
     if len(weights) == 1 and weights[0][1] == 1.0:
         return values(weights[0][0])
     # in float64, so that 0.1 + 0.2 becomes the float32 nearest to 0.3
-    return np.sum([weight * values(name).astype(np.float64) for name, weight in weights], axis=0).astype(np.float32)
+    total_N = sum(weight * values(name).astype(np.float64) for name, weight in weights)
+    return np.asarray(total_N, np.float32)

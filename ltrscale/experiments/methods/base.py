@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config, overlay
-from ltrscale.data.dataset.goals import LabelsOrNone
+from ltrscale.data.dataset.goals import Labels
 from ltrscale.data.dataset.labelled import Fold
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits, Texts
@@ -121,7 +121,7 @@ class ReadingMethod(Method):
     leave_out: Texts = ()
     """Features that this method does not read: names, prefixes with * such as c_*, or `categorical` for all of that
     kind. So one report can compare a method with and without them."""
-    labels: LabelsOrNone
+    labels: Labels | None = Field(default=None, exclude_if=lambda labels: labels is None)
     """Labels of training and validation, instead of those of `splits`: a goal, or a weighted sum of goals."""
     learns_from: str | None = None
     """Learn the labels of this entry of the pipeline's `learn_from`, such as clicks; empty for those of `splits`."""
