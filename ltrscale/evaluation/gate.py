@@ -139,7 +139,8 @@ class GateJob(Config):
         """The bounds, and those of the goals if there are any."""
         if not self.goals:
             return self.bounds
-        return {name: result_of(bounds).model_dump() for name, bounds in {"bounds": self.bounds, **self.goals}.items()}
+        of_goals = {goal: result_of(bounds).model_dump() for goal, bounds in self.goals.items()}
+        return {"bounds": result_of(self.bounds).model_dump(), "goals": of_goals}
 
     def _evaluated(self, goal: str, config: EvaluateConfig) -> str:
         """Compare both on the labels of a goal; returns the directory of the evaluation."""

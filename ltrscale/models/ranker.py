@@ -247,10 +247,10 @@ class Ranker(nn.Module):
         grades_QC = None if self.list_head is None else self.list_head(embedded.lists_QD)
         heads, weights_G = self.head(embedded.documents_ND), self.goals_G
         scores = heads.squeeze(-1) if weights_G is None else heads @ weights_G.to(heads.dtype)
-        of_goals = (None, None) if weights_G is None else (heads, weights_G)
+        of_goals = None if weights_G is None else heads
         if scores.dim() == 1:
-            return RankerScores(scores, grades_QC, None, *of_goals)
-        return RankerScores(scores.mean(1), grades_QC, scores, *of_goals)
+            return RankerScores(scores, grades_QC, None, of_goals, weights_G)
+        return RankerScores(scores.mean(1), grades_QC, scores, of_goals, weights_G)
 
     def penultimate(self, groups: QueryGroups) -> Tensor:
         """The input of the last linear layer, shape [N, D], with members side by side."""

@@ -237,7 +237,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
         fixed = [m for r in rankers for m in (r.transform, r.encoder, r.neck)] + ([auxiliary] if auxiliary else [])
         in_head = dict.fromkeys(objective.parameters(), config.rates.head_phase)
         in_full = {} if start is None else config.rates.factors(rankers)
-        best = Best(ranker, config, data, None if epochs else self._constraints(data))
+        best = Best(ranker, config, data, self._constraints(data))
         if config.keep_head:
             best.update("start", 0)  # already a ranker: training must beat it
         head, full = (None if epochs is None else epochs.get(name, 0) for name in ("head", "full"))
@@ -257,7 +257,7 @@ class FinetuneJob(LabelledStage, TrainingStage):
         best.commit(self.out, origin=origin, **probed)
 
     def _constraints(self, data: LabelledData) -> Constraints | None:
-        """The floors of the goals to keep, from the bundle in service on the validation groups."""
+        """The floors of the goals to keep, from the bundle in service on the validation groups; None without any."""
         goals, judged = self.finetune.goals, data.judged
         if goals is None or goals.maximise is None or judged is None:
             return None
