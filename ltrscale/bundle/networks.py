@@ -38,6 +38,11 @@ class NetworkBundle(Bundle):
         return tuple(part.encoder for part in self.parts)
 
     @property
+    def goals(self) -> Mapping[str, float]:
+        """Weight of each goal's head in the score; empty for one head."""
+        return self.parts[0].goals
+
+    @property
     def reads_positions(self) -> bool:
         """Whether the list context of a network reads positions."""
         return any(part.context.reads_positions for part in self.parts if part.context is not None)

@@ -129,6 +129,11 @@ class Bundle(BundleFacts, ABC):
         return {}
 
     @property
+    def goals(self) -> Mapping[str, float]:
+        """Weight of each goal's head in the score of a network; empty for other bundles."""
+        return {}
+
+    @property
     def reads_positions(self) -> bool:
         """Whether it or a member needs the positions of documents, also for scoring."""
         return any(member.reads_positions for member in self.members.values())

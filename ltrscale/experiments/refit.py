@@ -11,7 +11,6 @@ from pydantic import Field
 
 from ltrscale import bundle
 from ltrscale.bundle import Bundle
-from ltrscale.bundle.networks import NetworkBundle
 from ltrscale.config import Config, Operational, by_kind, validate
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.split import Split, Splits
@@ -76,9 +75,8 @@ class _Learned(NamedTuple):
         train, validation = origin.config.splits
         read = {*train.data, *validation.data, train.scores, validation.scores}
         if isinstance(settings, FinetuneConfig) and settings.goals is not None:
-            assert isinstance(opened, NetworkBundle)
             read.add(settings.goals.production)
-            settings = settings.replace(goals={"weights": opened.parts[0].goals})  # those that validation found
+            settings = settings.replace(goals={"weights": opened.goals})  # those that validation found
         others = [other for other in origin.inputs if other not in read and stage != "in_context"]
         probed = opened.metrics.get("start")  # the best of several encoders
         return cls(opened, settings, train, validation, str(probed) if probed else next(iter(others), None))

@@ -6,6 +6,7 @@ A library is one class here and one line in `GBDTConfig`. No library is imported
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 
@@ -143,6 +144,13 @@ class LightGBMConfig(_PairTrees):
         return with_lightgbm.boost(
             parameters, train, targets_N, validation, codes, watch, unbiased=self.unbiased, temperature=temperature
         )
+
+    def numbering(self, values: Doubles) -> Self | None:
+        """A table of gains, unless the objective uses none or there is one."""
+        if not self.uses_gains or isinstance(self.label_gain, tuple):
+            return None
+        gains = values if self.label_gain == "linear" else np.exp2(values) - 1
+        return self.replace(label_gain=tuple(gains.tolist()))
 
     def gains(self, highest: int) -> list[float]:
         """Gains of the labels 0 to at least `highest`."""

@@ -223,19 +223,17 @@ def _shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
     return make_targets(config, np.concatenate(labels), offsets_Q1)[first : first + len(share.labels_N)]
 
 
-def _with_gains(
-    config: LightGBMConfig, train: Labelled, validation: Labelled | None
-) -> tuple[LightGBMConfig, Doubles, Labelled | None]:
-    """Number the different labels of a sum of goals, which need not be whole, and give each number its label's gain."""
-    if not config.uses_gains or isinstance(config.label_gain, tuple):
-        return config, train.labels_N, validation
+def _numbered(
+    config: GBDTConfig, train: Labelled, validation: Labelled | None
+) -> tuple[GBDTConfig, Doubles, Labelled | None]:
+    """The numbers of the different labels of a sum of goals, which need not be whole, where each can have its gain."""
     values = np.unique(np.concatenate([np.zeros(1), *all_workers(np.unique(train.labels_N))]))
     if validation is not None:
         values = np.union1d(values, validation.labels_N)
-    gains = values if config.label_gain == "linear" else np.exp2(values) - 1
-    numbered = validation and replace(validation, labels_N=np.searchsorted(values, validation.labels_N).astype(float))
-    config = config.replace(label_gain=tuple(gains.tolist()))
-    return config, np.searchsorted(values, train.labels_N).astype(float), numbered
+    if (numbering := config.numbering(values)) is None:
+        return config, train.labels_N, validation
+    judged = validation and replace(validation, labels_N=np.searchsorted(values, validation.labels_N).astype(float))
+    return numbering, np.searchsorted(values, train.labels_N).astype(float), judged
 
 
 def grow(
@@ -250,8 +248,8 @@ def grow(
         Stopped: this process was asked to stop.
     """
     targets_N, judged = _shared_targets(config.targets, train), validation
-    if isinstance(config, LightGBMConfig) and config.targets is None and train.selection.reads_sum:
-        config, targets_N, judged = _with_gains(config, train, validation)
+    if config.targets is None and train.selection.reads_sum:
+        config, targets_N, judged = _numbered(config, train, validation)
     check_labels(train, targets_N, config.highest_label())
     if judged is not None:
         check_labels(judged, judged.labels_N, config.highest_label())

@@ -10,7 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import torch
@@ -197,6 +197,10 @@ class TreesConfig(Config, ABC):
             InputError: the config asks for a GPU, and there is none or the library or a setting cannot use it.
         """
         return CPU
+
+    def numbering(self, values: Doubles) -> Self | None:  # noqa: ARG002
+        """The settings for labels that are the numbers of these values; None if a label's gain is its own."""
+        return None
 
     def highest_label(self) -> int | None:
         """The highest label that has a gain; None if the objective takes any number."""
