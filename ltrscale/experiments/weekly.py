@@ -30,11 +30,11 @@ from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.data.dataset.periods import in_few_words, with_periods_named
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.errors import InputError, Refused, suggestion
+from ltrscale.evaluation.bounds import Bounds, GoalBounds, drift_checks
 from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.verdict import Bounds, GoalBounds, drift_checks
 from ltrscale.experiments.methods.base import MethodName, SeedRun
 from ltrscale.experiments.next_commands import predict_command, weekly_command
 from ltrscale.experiments.pipeline import PipelineJob

@@ -16,6 +16,7 @@ from weekly_log import Row, write_log
 from jobs import cli, gate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, Refused
+from ltrscale.evaluation.bounds import Bounds, GateVerdict, judge
 from ltrscale.evaluation.gate import GateJob, _foreseen
 from ltrscale.evaluation.measure.drift import PeriodDrift
 from ltrscale.evaluation.measure.report import Evaluation
@@ -23,7 +24,6 @@ from ltrscale.evaluation.measure.settings import CANDIDATE
 from ltrscale.evaluation.power import Power
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
-from ltrscale.evaluation.verdict import Bounds, Verdict, judge
 
 ROOT = Path(__file__).resolve().parents[2]
 PERIODS = {"train": ["a"], "validation": ["b"], "test": ["c", "d"]}
@@ -216,7 +216,7 @@ def test_the_verdict_says_how_many_groups_are_lacking(found: Evaluation, places:
     enough = Power.from_margin(0.005, 0.249, 20_000)
     assert (enough.more, "needs no more groups" in enough.stated) == (0, True)
     assert "no number of groups" in Power.from_margin(0.0, 0.249, 20_000).stated
-    own = Verdict.read(places["out"]).power
+    own = GateVerdict.read(places["out"]).power
     assert own is not None
     assert own.stated in (Path(places["out"]) / "report.md").read_text()
 
@@ -321,7 +321,7 @@ def test_what_is_not_known_is_said(found: Evaluation, places: dict[str, str]) ->
     assert verdict.not_judged == ("outliers",), "no group has an outlier value"
     strict = judge(found, Bounds(**{**LOOSE, "groups": 60}))
     assert strict.not_judged == ("outliers", "tv")
-    written = Verdict.read(places["out"])
+    written = GateVerdict.read(places["out"])
     leaks = [check for check in written.checks if check.bound == "expected"]
     assert [check.where for check in leaks] == ["x"]
     assert written == judge(found, Bounds(**LOOSE), leaks)
@@ -358,7 +358,7 @@ def test_the_command_ends_with_the_verdict_and_a_line_for_each_broken_bound(
     assert Refused.status == 3
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("refused: ")]
     assert [line.split(":")[1].split("NDCG")[0].strip() for line in lines] == broken
-    verdict = Verdict.read(out)
+    verdict = GateVerdict.read(out)
     assert (verdict.passed, [f"refused: {reason}" for reason in verdict.reasons]) == (not broken, lines)
 
 

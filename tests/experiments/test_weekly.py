@@ -19,8 +19,8 @@ from ltrscale import bundle, storage
 from ltrscale.config import load, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError, Refused
+from ltrscale.evaluation.bounds import Bounds, GateVerdict
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.verdict import Bounds, Verdict
 from ltrscale.experiments import weekly as steps
 from ltrscale.experiments.first.configs import weekly_text
 from ltrscale.experiments.pipeline import PipelineJob
@@ -314,7 +314,7 @@ def test_a_worse_candidate_is_refused_and_the_old_one_stays(serving: Path) -> No
     with pytest.raises(Refused, match=r"all groups: NDCG@5 -.*upper end of at least 0 \(bounds.refuse: worse\)"):
         job(serving).run()
     assert service(serving) == old
-    assert not Verdict.read(f"{serving}/weekly/weeks/2026-W12/gate").passed
+    assert not GateVerdict.read(f"{serving}/weekly/weeks/2026-W12/gate").passed
     assert periods(serving)[-1] == "2026-W12", "the rows were good"
     write_pipeline(serving)
     job(serving).run()

@@ -4,15 +4,15 @@ import json
 import shlex
 from collections.abc import Sequence
 
+from ltrscale.evaluation.bounds import GateVerdict
 from ltrscale.evaluation.measure.headline import best_of, competitor_of, is_beyond_chance, serving_of
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
-from ltrscale.evaluation.verdict import Verdict
 from ltrscale.progress import called
 
 
-def next_step(evaluation: Evaluation, verdict: Verdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
+def next_step(evaluation: Evaluation, verdict: GateVerdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
     """The next step: a sentence, and its command if any; `features` are suspicious ones."""
     best, competitor, serving = best_of(evaluation), competitor_of(evaluation), serving_of(evaluation)
     if verdict is not None:

@@ -9,10 +9,10 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
+from ltrscale.evaluation.bounds import GateVerdict
 from ltrscale.evaluation.measure.headline import headline, opening
 from ltrscale.evaluation.measure.page import slices
 from ltrscale.evaluation.measure.periods import drifted
-from ltrscale.evaluation.verdict import Verdict
 from ltrscale.experiments.report.advice import next_step
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.late import Late
@@ -194,14 +194,14 @@ def _paragraphs(sources: Sources, *, gate: str | None) -> list[Text | Command]:
     return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
 
 
-def _verdict(gate: str | None) -> Verdict | None:
+def _verdict(gate: str | None) -> GateVerdict | None:
     try:
-        return None if gate is None else Verdict.read(gate)
+        return None if gate is None else GateVerdict.read(gate)
     except InputError:
         return None
 
 
-def _open_questions(sources: Sources, verdict: Verdict | None) -> dict[str, str]:
+def _open_questions(sources: Sources, verdict: GateVerdict | None) -> dict[str, str]:
     """The questions on features that rank too well alone, without those that the gate's settings answer."""
     checks = verdict.checks if verdict else ()
     expected = {check.where for check in checks if check.bound == "expected" and check.holds}

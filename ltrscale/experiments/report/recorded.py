@@ -7,13 +7,13 @@ from typing import Any
 
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
+from ltrscale.evaluation.bounds import GateVerdict, verdict_blocks
 from ltrscale.evaluation.measure.page import how_to_read_evaluation, results
 from ltrscale.evaluation.measure.periods import period_blocks
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.evaluation.studies.study_page import ABOUT_COSTS, costs, curves
 from ltrscale.evaluation.studies.study_page import document as studied
-from ltrscale.evaluation.verdict import Verdict, verdict_blocks
 from ltrscale.experiments.report.sources import Sources, minutes, pretrained_for, records
 from ltrscale.experiments.study_stages import SUMMARY
 from ltrscale.reports import charts
@@ -48,7 +48,7 @@ def gate(url: str | None) -> Iterator[Block]:
     """The verdict of a gate and its checks."""
     if url is None:
         raise InputError("no gate is named; run jobs.gate and set gate=DIR")
-    verdict = Verdict.read(url)
+    verdict = GateVerdict.read(url)
     broken = "1 bound is" if len(verdict.reasons) == 1 else f"{len(verdict.reasons)} bounds are"
     yield Text("The candidate passes." if verdict.passed else f"The candidate is refused: {broken} broken.")
     yield from verdict_blocks(verdict)

@@ -19,9 +19,9 @@ from ltrscale.config import load as load_config
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
+from ltrscale.evaluation.bounds import Bounds, GateVerdict, check_leaks
 from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
-from ltrscale.evaluation.verdict import Bounds, Verdict, check_leaks
 from ltrscale.experiments.first.asked import asked_of
 from ltrscale.experiments.first.init import InitJob
 from ltrscale.experiments.report.make import _paragraphs
@@ -218,11 +218,11 @@ def test_the_gate_refuses_a_candidate_that_leans_on_a_leak_until_it_is_expected(
     with pytest.raises(Refused, match=f"{LEAK} alone ranks at .* of the candidate's gain: is it known") as refused:
         job.run()
     assert "name it in bounds.expected; else train without it" in str(refused.value)
-    (check,) = [check for check in Verdict.read(job.out).checks if not check.holds]
+    (check,) = [check for check in GateVerdict.read(job.out).checks if not check.holds]
     assert (check.bound, check.where) == ("expected", LEAK)
     job = gate(shop, "leaky", expected=["page_*"])
     job.run()
-    (check,) = [check for check in Verdict.read(job.out).checks if check.bound == "expected"]
+    (check,) = [check for check in GateVerdict.read(job.out).checks if check.bound == "expected"]
     assert (check.holds, check.where) == (True, LEAK)
     assert check.reason.endswith("; bounds.expected names it")
 
@@ -230,7 +230,7 @@ def test_the_gate_refuses_a_candidate_that_leans_on_a_leak_until_it_is_expected(
 def test_the_gate_lets_a_candidate_pass_that_does_not_read_the_leak(shop: Mapping[str, Any]) -> None:
     job = gate(shop, "honest")
     job.run()
-    (check,) = [check for check in Verdict.read(job.out).checks if check.bound == "expected"]
+    (check,) = [check for check in GateVerdict.read(job.out).checks if check.bound == "expected"]
     assert check.holds
     assert "the best, text_match, reaches NDCG@5" in check.reason
 

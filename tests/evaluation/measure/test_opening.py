@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from ltrscale.evaluation.bounds import Check, GateVerdict
 from ltrscale.evaluation.measure.drift import ByPeriod, FeatureDrift, PeriodDrift
 from ltrscale.evaluation.measure.headline import headline, opening
 from ltrscale.evaluation.measure.outliers import OutlierDetector
@@ -14,7 +15,6 @@ from ltrscale.evaluation.measure.periods import drifted
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult, MethodTrial
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary
-from ltrscale.evaluation.verdict import Check, Verdict
 from ltrscale.experiments.report.advice import next_step
 
 PRIMARY, GAIN = "ndcg@5", "gain_ndcg@5"
@@ -190,7 +190,7 @@ def test_the_leaderboard_is_sorted_with_what_was_shown_below_it() -> None:
 )
 def test_the_verdict_of_a_gate_is_thenext_step(passed: bool, words: str) -> None:
     checks = (Check(bound="margin", where="all", holds=passed, reason="worse by .02"),)
-    verdict = Verdict(passed=passed, primary=PRIMARY, checks=checks, not_judged=(), not_excluded=())
+    verdict = GateVerdict(passed=passed, primary=PRIMARY, checks=checks, not_judged=(), not_excluded=())
     assert words in next_step(CASES["no baseline"], verdict)[0]
 
 

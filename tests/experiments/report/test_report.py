@@ -28,13 +28,13 @@ from ltrscale import storage
 from ltrscale.bundle import Bundle
 from ltrscale.config import validate
 from ltrscale.errors import InputError, UnavailableError
+from ltrscale.evaluation.bounds import Check, GateVerdict
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.headline import best_of, headline, opening
 from ltrscale.evaluation.measure.outliers import OutlierRule
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.verdict import Check, Verdict
 from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.differences import differing
 from ltrscale.experiments.report.make import ReportJob, _paragraphs
@@ -520,7 +520,7 @@ def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> 
     """The verdict with every bound, and the trials, the best first, of a search with a failed one."""
     reason = f"all groups: {MARKUP}"
     check = Check(bound="margin", where="all", holds=False, reason=reason)
-    verdict = Verdict(passed=False, primary="ndcg@5", checks=(check,), not_judged=("tv",), not_excluded=())
+    verdict = GateVerdict(passed=False, primary="ndcg@5", checks=(check,), not_judged=("tv",), not_excluded=())
     with storage.Commit(str(tmp_path / "gate")) as commit:
         write_report(commit, verdict, Document("Gate", ()))
         commit.finish({"made_by": {}})

@@ -112,10 +112,10 @@ class Check(Strict):
     """What was found and what was required, in one line."""
 
 
-class Verdict(Findings):
+class GateVerdict(Findings):
     """`verdict.json` of a gate."""
 
-    called: ClassVar = "a verdict"
+    called: ClassVar = "a gate's verdict"
     made_by_job: ClassVar = "jobs.gate"
     file: ClassVar = "verdict.json"
     passed: bool
@@ -138,7 +138,7 @@ class Verdict(Findings):
 
 def judge(
     evaluation: Evaluation, bounds: Bounds, further: Iterable[Check] = (), moving: Collection[str] = ()
-) -> Verdict:
+) -> GateVerdict:
     """Check the bounds of a candidate against an evaluation by period with production as its baseline.
 
     `further` are the checks of other goals and of the features it leans on, see `goal_checks` and `check_leaks`;
@@ -159,7 +159,7 @@ def judge(
         power = Power.from_margin(bounds.margin, deviation_of(difference, groups), groups, bounds.refuse)
     checks = (*_overall(difference, groups, primary, bounds, power), *slices, *further, *drift)
     held = [check.where for check in slices if check.holds]
-    return Verdict(
+    return GateVerdict(
         passed=all(check.holds for check in checks),
         primary=primary,
         checks=checks,
@@ -307,7 +307,7 @@ def check_leaks(features: Sequence[SingleFeature], candidate: Bundle, expected: 
         yield Check(bound="expected", where=ALL, holds=True, reason=f"{found}{best}")
 
 
-def verdict_blocks(verdict: Verdict) -> Iterator[Block]:
+def verdict_blocks(verdict: GateVerdict) -> Iterator[Block]:
     """Broken bounds, a row for each bound, and what cannot be judged."""
     if verdict.reasons:
         yield Points(verdict.reasons)
