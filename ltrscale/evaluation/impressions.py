@@ -17,7 +17,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri
 
 from ltrscale.arrays import Bools, Doubles, Ints, offsets, place_in_group
 from ltrscale.config import Strict
@@ -251,15 +250,6 @@ def lift(credit_2Q: Doubles) -> Difference:
         return Difference(mean=None, low=None, high=None, p=None)
     ratio = difference_Q.sum() / level_Q.sum()
     return Difference.from_values(ratio + (difference_Q - ratio * level_Q) / level_Q.mean())
-
-
-def impressions_needed(mean: float, variance: float, *, power: float) -> float | None:
-    """Impressions until a two-sided test at 5% finds a difference with the given power; None for no difference.
-
-    `((z_.975 + z_power) / mean)^2 variance`, with mean and variance of the difference in an impression, for impressions
-    of independent queries (Cohen 1988).
-    """
-    return ((ndtri(0.975) + ndtri(power)) / mean) ** 2 * variance if mean else None
 
 
 class MeasureAgreement(Strict):

@@ -26,7 +26,6 @@ from ltrscale.evaluation.impressions import (
     Pair,
     RankedGroups,
     Traffic,
-    impressions_needed,
     lift,
     measure_agreement,
     simulate,
@@ -34,6 +33,7 @@ from ltrscale.evaluation.impressions import (
 from ltrscale.evaluation.interleave_page import Interleaved, InterleavedPair, RankerPair, document
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
+from ltrscale.evaluation.power import POWER_ASKED, samples_needed
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRICS, MetricName, metric_named
@@ -44,8 +44,6 @@ from ltrscale.stages.inputs import BundleUrl, hashes_of
 from ltrscale.stages.stage import Origin
 from ltrscale.stages.unseen import check_unseen, scored_by
 
-_POWER = 0.8
-"""Probability with which `needed` impressions find the difference, at a two-sided level of 5%; .8 is customary."""
 _DOCS_PER_BATCH = 65_536
 
 
@@ -230,7 +228,7 @@ def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
         depth=job.depth,
         eta=job.assumed_eta,
         metric=job.metric,
-        power=_POWER,
+        power=POWER_ASKED,
     )
 
 
@@ -243,7 +241,7 @@ def _compared_by(sums_3Q: Doubles, impressions: int, *, separate: bool) -> Inter
     return InterleavedPair(
         credit=(float(credit_2[0]), float(credit_2[1])),
         lift=lift(sums_3Q[:2]),
-        needed=impressions_needed(difference, float(variance), power=_POWER),
+        needed=samples_needed(difference, float(variance)),
     )
 
 

@@ -42,7 +42,7 @@ class Power(Strict):
             passes, needed = (1.0, 1) if certain else (TAIL if deviation else 0.0, None)
         else:
             passes = float(special.ndtr(margin * math.sqrt(groups) / deviation + special.ndtri(TAIL)))
-            needed = math.ceil(((special.ndtri(POWER_ASKED) - special.ndtri(TAIL)) * deviation / margin) ** 2)
+            needed = math.ceil(samples_needed(margin, deviation**2) or 0)
         return cls(margin=margin, deviation=deviation, groups=groups, passes=passes, needed=needed, refuse=refuse)
 
     @property
@@ -65,6 +65,14 @@ class Power(Strict):
             f"{meaning[self.refuse]} with a probability of {self.passes:.2f} at {self.groups:,} groups; {enough} "
             f"(the difference of a group deviates by {self.deviation:.3f})"
         )
+
+
+def samples_needed(mean: float, variance: float, *, level: float = 2 * TAIL) -> float | None:
+    """Independent samples until a two-sided test finds a mean with a probability of .8; None for a mean of 0.
+
+    `((z_{1 - level / 2} + z_.8) / mean)^2 variance` (Cohen 1988).
+    """
+    return ((special.ndtri(1 - level / 2) + special.ndtri(POWER_ASKED)) / mean) ** 2 * variance if mean else None
 
 
 def deviation_of(compared: Comparison | Summary, groups: int) -> float:

@@ -28,13 +28,13 @@ from ltrscale.evaluation.impressions import (
     _interleaved_positions,
     _team_credit,
     _team_draft,
-    impressions_needed,
     lift,
     measure_agreement,
     simulate,
 )
 from ltrscale.evaluation.interleave import InterleaveJob
 from ltrscale.evaluation.interleave_page import Interleaved, document
+from ltrscale.evaluation.power import samples_needed
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.reports.render import markdown
 from ltrscale.scoring.score import ScoreJob
@@ -170,7 +170,7 @@ def test_the_needed_impressions_find_the_difference_with_the_power() -> None:
     sums_QM3 = simulate(lists_of(n, noise=(0.2, 0.5), seed=2), ONE, traffic(per_group=1)).sums_QPM3[:, 0]
     for sums_Q3 in np.moveaxis(sums_QM3, 1, 0)[:SEPARATE]:
         mean, square = (sums_Q3[:, 0] - sums_Q3[:, 1]).mean(), sums_Q3[:, 2].mean()
-        needed = round(impressions_needed(mean, square - mean**2, power=0.8) or 0)
+        needed = round(samples_needed(mean, square - mean**2) or 0)
         tests = n // needed
         assert tests > 50
         p_values = [lift(part.T).p for part in np.split(sums_Q3[: tests * needed, :2], tests)]
@@ -179,11 +179,9 @@ def test_the_needed_impressions_find_the_difference_with_the_power() -> None:
 
 
 def test_needed_impressions_are_those_of_the_textbook() -> None:
-    assert impressions_needed(0.5, 1.0, power=0.8) == pytest.approx(
-        31.4, abs=0.1
-    )  # Cohen 1988, d = .5: 31 and the t's 3
-    assert impressions_needed(-0.5, 1.0, power=0.8) == impressions_needed(0.5, 1.0, power=0.8)
-    assert impressions_needed(0.0, 1.0, power=0.8) is None
+    assert samples_needed(0.5, 1.0) == pytest.approx(31.4, abs=0.1)  # Cohen 1988, d = .5: 31 and the t's 3
+    assert samples_needed(-0.5, 1.0) == samples_needed(0.5, 1.0)
+    assert samples_needed(0.0, 1.0) is None
 
 
 def test_agreement_does_not_depend_on_the_order_within_pairs() -> None:
