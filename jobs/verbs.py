@@ -10,7 +10,7 @@ VERBS = {
     "from a log to a ranker": ("init", "prepare", "auto", "pipeline", "study", "weekly"),
     "data": ("simulate", "relabel", "clicks", "erase"),
     "models": ("pretrain", "finetune", "train_gbdt", "tune", "distill", "refit"),
-    "is it better, and may it serve": ("evaluate", "report", "explain", "gate", "interleave", "reconcile"),
+    "is it better, and may it serve": ("evaluate", "report", "explain", "gate", "interleave", "verdict", "reconcile"),
     "serving and operating": ("predict", "score", "export", "submit", "doctor", "runs", "bench"),
 }
 """The jobs by what they are for; each is a module of that name."""

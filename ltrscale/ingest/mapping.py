@@ -40,6 +40,7 @@ Use = (
     | Literal["list of numeric features", "list of categorical features"]
     | Literal["list of positions", "list of clicks", "list of weights", "list of gains"]
     | Literal["text", "texts of documents", "token ids", "lengths of tokens"]
+    | Literal["id", "number"]
 )
 """What a column is for, which `resolve` compares with its type, and the word for it in errors."""
 _LIST_OF: dict[Side, Use] = {

@@ -221,6 +221,8 @@ _FITS: dict[Use, _Fit] = {
     "texts of documents": _Fit(_list_of(_is_text), "lists of these"),
     "token ids": _Fit(_NUMBERS.test, "lists of token ids"),
     "lengths of tokens": _NUMBERS,
+    "id": _ID,
+    "number": _NUMBER,
 }
 
 

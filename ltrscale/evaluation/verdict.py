@@ -1,0 +1,192 @@
+"""The verdict of a live test: an A/B test or an interleaving, from its log.
+
+Shapes: M goals.
+"""
+
+import datetime
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, ClassVar, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from ltrscale import storage
+from ltrscale.config import Config, Operational
+from ltrscale.errors import InputError, Refused, suggestion
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.slices import ALL
+from ltrscale.evaluation.power import samples_needed
+from ltrscale.evaluation.statistics.blocks import holm
+from ltrscale.evaluation.statistics.crossed import or_none
+from ltrscale.evaluation.verdict_log import Goal, LiveLog, LiveUsers, add_up
+from ltrscale.evaluation.verdict_page import (
+    LEVEL,
+    WRONG,
+    GoalLift,
+    LiveVerdict,
+    PlannedGoal,
+    SampleRatio,
+    document,
+)
+from ltrscale.late import Late
+from ltrscale.progress import Report
+from ltrscale.ranking.choices import metric_label
+from ltrscale.reports.document import Document, Figure
+from ltrscale.reports.findings import ReportStage, commit_report
+from ltrscale.stages.inputs import OutputUrl, hashes_of
+from ltrscale.stages.stage import Origin
+
+special = Late("scipy.special")
+
+
+class Offline(Config):
+    """What an evaluation said of the arms before."""
+
+    evaluation: OutputUrl
+    """Directory of an evaluation that compares the rankers of the arms, with one of them as `evaluate.baseline`."""
+    methods: dict[str, str] = Field(default_factory=dict)
+    """The method of each arm, by arm, where the names differ."""
+
+
+class VerdictJob(ReportStage):
+    """Judge a live test by its log: lifts of goals with intervals over users, if users were drawn as planned."""
+
+    stage: ClassVar = "verdict"
+    out: Operational[str]
+    """Directory of the report."""
+    log: Annotated[LiveLog, Field(discriminator="kind")]
+    """What happened: `ab`, where each user has an arm, or `interleaving`, where lists are made of two."""
+    arms: dict[str, Annotated[float, Field(gt=0, le=1e9)]] = Field(min_length=2)
+    """The arms with their planned shares of users, such as `{old: 1, new: 1}`; the first is the control."""
+    goals: dict[str, Goal] = Field(min_length=1)
+    """What is to rise, by name, such as `{orders: orders}`. p is adjusted for their number: name few."""
+    start: datetime.date | None = None
+    """First day, in UTC; earlier rows are left out."""
+    until: datetime.date | None = None
+    """Last day, as planned before the start, in UTC: later rows are left out, and there is no verdict before it."""
+    plan: float | None = Field(default=None, gt=0, le=10)
+    """Before the start: the least lift to find, such as 0.02, with a log of the past. Gives the users that it takes."""
+    offline: Offline | None = None
+    """An evaluation of the same rankers: did its primary metric foresee the sign?"""
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.log.time is None and (self.start or self.until):
+            raise ValueError("log.time: start and until need the column of the time")
+        if self.log.time is not None and self.until is None and self.plan is None:
+            raise ValueError("until: name the last day that was planned, so that a look before it is no verdict")
+        if self.offline is not None and (odd := self.offline.methods.keys() - self.arms.keys()):
+            raise ValueError(f"offline.methods: {min(odd)!r} is no arm; {suggestion(min(odd), self.arms, 'arms are')}")
+        self.log.check(self.arms, self.goals)
+        return self
+
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(LiveVerdict.read(self.out))
+
+    def inputs(self) -> dict[str, str]:
+        """The files of the log, and the evaluation."""
+        files = [url for path in self.log.inputs for url in storage.list_files(path)]
+        return hashes_of(self) | {url: storage.fingerprint(url) for url in files}
+
+    def run(self, *, show: bool = True) -> bool:
+        """Judge and commit, unless that is up to date; raises `Refused` if users were not drawn as planned."""
+        ran = super().run(show=show)
+        if wrong := LiveVerdict.read(self.out).wrong:
+            raise Refused(*wrong)
+        return ran
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Add the log up by user, and commit the verdict.
+
+        Raises:
+            InputError: as `add_up`; or the evaluation does not compare the arms.
+        """
+        result = self.judged(
+            add_up(self.log, self.goals, [*self.arms], (self.start, self.until), planned=self.plan is not None)
+        )
+        commit_report(self.out, result, document(result), made_by=origin)
+        for goal in result.goals:
+            report({"arm": goal.arm, "goal": goal.goal, "lift": goal.lift.mean, "p_holm": goal.p_holm})
+
+    def judged(self, found: LiveUsers) -> LiveVerdict:
+        """The verdict on what users add up to; without goals if they were not drawn as planned, or before the end."""
+        names = self.arms if len(found.moments) == len(self.arms) else ("all",)
+        users = {name: int(of_arm.n_M[0]) for name, of_arm in zip(names, found.moments, strict=True)}
+        result = LiveVerdict(
+            test=self.log.called, arms=tuple(self.arms), account=found.account, users=users, until=self.until
+        )
+        if self.plan is not None:
+            return result.replace(effect=self.plan, plan=tuple(self._planned(found, self.plan)))
+        ratio = self._sample_ratio(found)
+        result = result.replace(ratio=ratio, wrong=tuple(self._wrong(found, ratio)))
+        if result.wrong or result.early:
+            return result
+        return result.replace(goals=tuple(self._lifts(found)), **self._foresight())
+
+    def _planned(self, found: LiveUsers, effect: float) -> Iterator[PlannedGoal]:
+        """The users that each goal takes, all goals being judged together."""
+        level = LEVEL / len(self.goals) / (len(self.arms) - 1)
+        base_M, variance_M = self.log.noise(found.moments[0], [*self._shares().values()])
+        for goal, base, variance in zip(self.goals, base_M.tolist(), variance_M.tolist(), strict=True):
+            needed = samples_needed(effect * base, variance, level=level) if base > 0 else None
+            yield PlannedGoal(goal=goal, base=or_none(base), needed=None if needed is None else math.ceil(needed))
+
+    def _shares(self) -> dict[str, float]:
+        return {arm: share / sum(self.arms.values()) for arm, share in self.arms.items()}
+
+    def _sample_ratio(self, found: LiveUsers) -> SampleRatio | None:
+        """A chi-square test of the numbers that chance gave the arms; None where the log does not show them."""
+        if not found.by_chance:
+            return None
+        counts_A = np.array([found.by_chance.get(a, 0) for a in range(len(self.arms))])
+        shares = self._shares()
+        expected_A = counts_A.sum() * np.array([*shares.values()])
+        p = float(special.chdtrc(len(shares) - 1, ((counts_A - expected_A) ** 2 / expected_A).sum()))
+        counts = dict(zip(shares, counts_A.tolist(), strict=True))
+        return SampleRatio(counted=self.log.drawn, counts=counts, shares=shares, p=p)
+
+    def _wrong(self, found: LiveUsers, ratio: SampleRatio | None) -> Iterator[str]:
+        """The faults of the randomisation, each with its counts and what to do."""
+        if ratio is not None and ratio.p < WRONG:
+            yield f"ratio: {ratio.stated}: an arm is not drawn as planned, or its rows get lost; find out which first"
+        if (n := found.overlap[0]) > 0:
+            yield (
+                f"overlap: {n:,} {self.log.twice}, such as {found.overlap[1]!r}; draw by the column log.user, or "
+                "leave out their rows if you know why"
+            )
+
+    def _lifts(self, found: LiveUsers) -> Iterator[GoalLift]:
+        """Each goal by each arm, with p values adjusted for all that are known."""
+        judged = []
+        for arm, lifts in zip([*self.arms][1:], self.log.lifts(found.moments), strict=True):
+            columns = lifts.base_M, lifts.p(), lifts.difference_M, *lifts.interval(), *lifts.relative()
+            for goal, figures in zip(self.goals, np.stack(columns, axis=1).tolist(), strict=True):
+                base, p, *ends = map(or_none, figures)
+                difference, lift = (dict(zip(Figure.model_fields, of, strict=True)) for of in (ends[:3], ends[3:]))
+                judged.append(GoalLift(goal=goal, arm=arm, base=base, difference=difference, lift=lift, p=p))
+        adjusted = iter(holm(np.array([goal.p for goal in judged if goal.p is not None])).tolist())
+        return (goal.replace(p_holm=None if goal.p is None else next(adjusted)) for goal in judged)
+
+    def _foresight(self) -> dict[str, Any]:
+        """The difference of each arm in the primary metric of the evaluation."""
+        if self.offline is None:
+            return {}
+        evaluation, url = Evaluation.read(self.offline.evaluation), self.offline.evaluation
+        scopes = {method.name: method.slices[ALL] for method in evaluation.methods}
+        names = {arm: self.offline.methods.get(arm, arm) for arm in self.arms}
+        if missing := [name for name in names.values() if name not in scopes]:
+            hint = suggestion(missing[0], scopes, "its methods are")
+            raise InputError(f"offline.methods: {url} has no method {missing[0]!r}; {hint}")
+        control, *others = names.values()
+        foreseen = {}
+        for arm, other in zip([*self.arms][1:], others, strict=True):
+            compared = scopes[other].comparisons.get(evaluation.primary) if evaluation.baseline == control else None
+            if compared is None:
+                raise InputError(
+                    f"offline.evaluation: {url} does not compare {other} with {control}; evaluate again with "
+                    f"evaluate.baseline={control}"
+                )
+            foreseen[arm] = compared.figure
+        return {"metric": metric_label(evaluation.primary), "foreseen": foreseen}
