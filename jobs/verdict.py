@@ -7,7 +7,8 @@ has several arms. Before the planned end there is no verdict.
 
   python -m jobs.verdict --set out=runs/verdict \
       --set 'log={kind: ab, inputs: ab.csv, time: day}' \
-      --set 'arms={old: 1, new: 1}' --set until=2026-03-14 \
+      --set 'arms={old: 1, new: 1}' --set control=old \
+      --set until=2026-03-14 \
       --set 'goals={orders: orders,
                     ctr: {column: clicks, per: sessions}}'
 

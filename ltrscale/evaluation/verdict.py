@@ -58,7 +58,9 @@ class VerdictJob(ReportStage):
     log: Annotated[LiveLog, Field(discriminator="kind")]
     """What happened: `ab`, where each user has an arm, or `interleaving`, where lists are made of two."""
     arms: dict[str, Annotated[float, Field(gt=0, le=1e9)]] = Field(min_length=2)
-    """The arms with their planned shares of users, such as `{old: 1, new: 1}`; the first is the control."""
+    """The arms with their planned shares of users, such as `{old: 1, new: 1}`."""
+    control: str
+    """The arm that the others are compared with."""
     goals: dict[str, Goal] = Field(min_length=1)
     """What is to rise, by name, such as `{orders: orders}`. p is adjusted for their number: name few."""
     start: datetime.date | None = None
@@ -76,10 +78,22 @@ class VerdictJob(ReportStage):
             raise ValueError("log.time: start and until need the column of the time")
         if self.log.time is not None and self.until is None and self.plan is None:
             raise ValueError("until: name the last day that was planned, so that a look before it is no verdict")
+        if self.control not in self.arms:
+            raise ValueError(
+                f"control: {self.control!r} is no arm; {suggestion(self.control, self.arms, 'the arms are')}"
+            )
         if self.offline is not None and (odd := self.offline.methods.keys() - self.arms.keys()):
-            raise ValueError(f"offline.methods: {min(odd)!r} is no arm; {suggestion(min(odd), self.arms, 'arms are')}")
+            raise ValueError(
+                f"offline.methods: {min(odd)!r} is no arm; {suggestion(min(odd), self.arms, 'the arms are')}"
+            )
         self.log.check(self.arms, self.goals)
         return self
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The planned share of each arm, the control first."""
+        names = sorted(self.arms, key=lambda arm: arm != self.control)
+        return {arm: self.arms[arm] / sum(self.arms.values()) for arm in names}
 
     def page(self) -> Document:
         """The report of the committed findings."""
@@ -104,7 +118,7 @@ class VerdictJob(ReportStage):
             InputError: as `add_up`; or the evaluation does not compare the arms.
         """
         result = self.judged(
-            add_up(self.log, self.goals, [*self.arms], (self.start, self.until), planned=self.plan is not None)
+            add_up(self.log, self.goals, [*self.shares], (self.start, self.until), planned=self.plan is not None)
         )
         commit_report(self.out, result, document(result), made_by=origin)
         for goal in result.goals:
@@ -112,10 +126,10 @@ class VerdictJob(ReportStage):
 
     def judged(self, found: LiveUsers) -> LiveVerdict:
         """The verdict on what users add up to; without goals if they were not drawn as planned, or before the end."""
-        names = self.arms if len(found.moments) == len(self.arms) else ("all",)
+        names = self.shares if len(found.moments) == len(self.arms) else ("all",)
         users = {name: int(of_arm.n_M[0]) for name, of_arm in zip(names, found.moments, strict=True)}
         result = LiveVerdict(
-            test=self.log.called, arms=tuple(self.arms), account=found.account, users=users, until=self.until
+            test=self.log.called, arms=tuple(self.shares), account=found.account, users=users, until=self.until
         )
         if self.plan is not None:
             return result.replace(effect=self.plan, plan=tuple(self._planned(found, self.plan)))
@@ -128,20 +142,17 @@ class VerdictJob(ReportStage):
     def _planned(self, found: LiveUsers, effect: float) -> Iterator[PlannedGoal]:
         """The users that each goal takes, all goals being judged together."""
         level = LEVEL / len(self.goals) / (len(self.arms) - 1)
-        base_M, variance_M = self.log.noise(found.moments[0], [*self._shares().values()])
+        base_M, variance_M = self.log.noise(found.moments[0], [*self.shares.values()])
         for goal, base, variance in zip(self.goals, base_M.tolist(), variance_M.tolist(), strict=True):
             needed = samples_needed(effect * base, variance, level=level) if base > 0 else None
             yield PlannedGoal(goal=goal, base=or_none(base), needed=None if needed is None else math.ceil(needed))
-
-    def _shares(self) -> dict[str, float]:
-        return {arm: share / sum(self.arms.values()) for arm, share in self.arms.items()}
 
     def _sample_ratio(self, found: LiveUsers) -> SampleRatio | None:
         """A chi-square test of the numbers that chance gave the arms; None where the log does not show them."""
         if not found.by_chance:
             return None
         counts_A = np.array([found.by_chance.get(a, 0) for a in range(len(self.arms))])
-        shares = self._shares()
+        shares = self.shares
         expected_A = counts_A.sum() * np.array([*shares.values()])
         p = float(special.chdtrc(len(shares) - 1, ((counts_A - expected_A) ** 2 / expected_A).sum()))
         counts = dict(zip(shares, counts_A.tolist(), strict=True))
@@ -160,7 +171,7 @@ class VerdictJob(ReportStage):
     def _lifts(self, found: LiveUsers) -> Iterator[GoalLift]:
         """Each goal by each arm, with p values adjusted for all that are known."""
         judged = []
-        for arm, lifts in zip([*self.arms][1:], self.log.lifts(found.moments), strict=True):
+        for arm, lifts in zip([*self.shares][1:], self.log.lifts(found.moments), strict=True):
             columns = lifts.base_M, lifts.p(), lifts.difference_M, *lifts.interval(), *lifts.relative()
             for goal, figures in zip(self.goals, np.stack(columns, axis=1).tolist(), strict=True):
                 base, p, *ends = map(or_none, figures)
@@ -175,13 +186,13 @@ class VerdictJob(ReportStage):
             return {}
         evaluation, url = Evaluation.read(self.offline.evaluation), self.offline.evaluation
         scopes = {method.name: method.slices[ALL] for method in evaluation.methods}
-        names = {arm: self.offline.methods.get(arm, arm) for arm in self.arms}
+        names = {arm: self.offline.methods.get(arm, arm) for arm in self.shares}
         if missing := [name for name in names.values() if name not in scopes]:
             hint = suggestion(missing[0], scopes, "its methods are")
             raise InputError(f"offline.methods: {url} has no method {missing[0]!r}; {hint}")
         control, *others = names.values()
         foreseen = {}
-        for arm, other in zip([*self.arms][1:], others, strict=True):
+        for arm, other in zip([*self.shares][1:], others, strict=True):
             compared = scopes[other].comparisons.get(evaluation.primary) if evaluation.baseline == control else None
             if compared is None:
                 raise InputError(

@@ -134,7 +134,7 @@ class InterleavingLog(_Files):
     """Column of the place shown, if the log has a row for each item shown: then as many lists must begin with an item
     of either arm. Needs `impression`."""
     called: ClassVar = "interleaving"
-    drawn: ClassVar = "lists, by the arm of their first item,"
+    drawn: ClassVar = "lists by the arm of their first item"
     twice: ClassVar = "lists have several users"
 
     @model_validator(mode="after")
@@ -248,7 +248,7 @@ def _read(log: LiveLog, url: str, dialect: Dialect, names: set[str], numbers: se
     """The rows of a file with the columns that are needed, once these fit."""
     schema, needed = read_schema(url, dialect), names | numbers | ({log.time} if log.time else set())
     for name in sorted(needed):
-        require(schema, name, "id" if name in names else "number" if name in numbers else "time", url)
+        require(schema, name, "number" if name in numbers else "id" if name in names else "time", url)
     # the numbers of CSV stay text, for float32 would round them
     typed = numbers if file_form(url) == "json" else set[str]()
     columns = [name for name in schema.names if name in needed]

@@ -10,7 +10,7 @@ from shop_goals import shop_data
 from ltrscale.errors import Refused
 from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.verdict import Verdict
+from ltrscale.evaluation.bounds import GateVerdict
 
 
 @pytest.fixture(scope="module")
@@ -42,11 +42,11 @@ def gate(shop: dict[str, str], out: Path, goals: dict[str, Any]) -> GateJob:
 
 def test_a_goal_of_its_own_can_refuse(shop: dict[str, str], tmp_path: Path) -> None:
     gate(shop, tmp_path / "order", {}).run()
-    alone = Verdict.read(str(tmp_path / "order"))
+    alone = GateVerdict.read(str(tmp_path / "order"))
     assert alone.passed
     with pytest.raises(Refused, match=r"^goal click: all groups: NDCG@5 -.*bounds.margin asks"):
         gate(shop, tmp_path / "both", {"click": {"margin": 0.05, "groups": 10}}).run()
-    both = Verdict.read(str(tmp_path / "both"))
+    both = GateVerdict.read(str(tmp_path / "both"))
     assert {check.where for check in both.checks if not check.holds} == {"click: all"}
     assert [check for check in both.checks if not check.where.startswith("click: ")] == [*alone.checks]
     evaluation = Evaluation.read(str(tmp_path / "both" / "evaluation-click"))
@@ -56,4 +56,4 @@ def test_a_goal_of_its_own_can_refuse(shop: dict[str, str], tmp_path: Path) -> N
 
 def test_bounds_of_a_goal_are_its_own(shop: dict[str, str], tmp_path: Path) -> None:
     gate(shop, tmp_path / "gate", {"click": {"margin": 1.0, "slice_margin": 1.0, "groups": 10}}).run()
-    assert Verdict.read(str(tmp_path / "gate")).passed
+    assert GateVerdict.read(str(tmp_path / "gate")).passed

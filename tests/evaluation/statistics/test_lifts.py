@@ -104,9 +104,8 @@ DRAWS, USERS = 1_000, 400
 def interleaved(share: float, seed: int) -> tuple[UserMoments, UserMoments]:
     """Clicks and orders of users, in 1,000 draws; a user clicks much or little, and mostly items of one ranking."""
     rng = np.random.default_rng(seed)
-    rate_DU, taste_DU = rng.gamma(0.7, 4.0, (DRAWS, USERS)), rng.beta(6, 6, (DRAWS, USERS))
-    of_new_DU = 0.5 + (share - 0.5) * 2 * taste_DU * (1 - taste_DU) / 0.461538 + (taste_DU - 0.5)
-    clicks = [rng.poisson(rate_DU * part_DU).astype(float) for part_DU in (of_new_DU, 1 - of_new_DU)]
+    rate_DU, part_DU = rng.gamma(0.7, 4.0, (DRAWS, USERS)), rng.beta(12 * share, 12 * (1 - share), (DRAWS, USERS))
+    clicks = [rng.poisson(rate_DU * of_arm_DU).astype(float) for of_arm_DU in (part_DU, 1 - part_DU)]
     orders = [rng.binomial(each.astype(int), 0.2).astype(float) for each in clicks]
     both = ((new - old, (new + old) / 2) for new, old in (clicks, orders))
     clicked, ordered = (moments(*each) for each in both)
