@@ -68,6 +68,7 @@ NEED_OTHERS = {
     "InputFiles.table",
     "InputFiles.version",
     "InterleaveJob.scores",
+    "InterleavingLog.position",
     "NetworkConfig.initial",
     "ProblemsConfig.documents",
     "ProblemsConfig.examples",
@@ -75,6 +76,7 @@ NEED_OTHERS = {
     "Registry.name",
     "Registry.store",
     "SetRankConfig.feature",
+    "VerdictJob.arms",
 }
 """Keys that fit only together with another change; the law cannot try them."""
 
@@ -130,7 +132,8 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
         "metrics": ("rbp(persistence=0.9)", "rbp(persistence=0.8)"),
         "validation_metric": ("ndcg@5", "mrr"),
         "time_zone": ("UTC", "Europe/Berlin"),
-        "sort_memory": ("1GB", "2GB"),
+        **dict.fromkeys(("sort_memory", "memory"), ("1GB", "2GB")),
+        "inputs": files,
         "first_week": ("2026-W01", "2026-W02"),
         "where": ("n_documents > 2", "n_documents > 3"),
     }
@@ -143,6 +146,14 @@ def world(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> V
         "PretrainJob": {"train": {"data": data[0], "periods": "2026-W01"}},
         "RefitJob": {"bundle": trees[0], "also": {"data": data[0], "periods": "2026-W04"}},
         "InterleaveJob": {"models": {"a": trees[0], "b": trees[1]}},
+        **{log: {"inputs": files[0], "time": "time"} for log in ("AbLog", "InterleavingLog")},
+        "VerdictJob": {
+            "arms": {"a": 1, "b": 1},
+            "control": "a",
+            "goals": {"clicks": {}},
+            "start": "2026-03-01",
+            "until": "2026-03-14",
+        },
     }
     return Values(texts, COMPLETE | complete)
 
