@@ -8,9 +8,9 @@ from linear_teacher import linear_teacher
 from shop_goals import shop_data
 
 from ltrscale.errors import Refused
+from ltrscale.evaluation.bounds import GateVerdict
 from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.bounds import GateVerdict
 
 
 @pytest.fixture(scope="module")
