@@ -37,6 +37,8 @@ SIZES_NOTHING = {
     "label_gain": "a value for each label of the data",
     "gains": "the same",
     "monotone": "names features of the data",
+    "cegb_penalty_feature_coupled": "the same",
+    "cegb_penalty_feature_lazy": "the same",
     "columns": "the same",
     "features": "the same",
     "sees": "the same",

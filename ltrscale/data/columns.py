@@ -205,6 +205,12 @@ def float_column(column: pa.Array) -> Floats:
     return values_N
 
 
+def doubles(column: pa.Array) -> pa.DoubleArray:
+    """A numeric column in float64; null where it has no value or one that is not finite."""
+    values = without_dictionary(column).cast(pa.float64())
+    return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
+
+
 def texts(column: pa.Array) -> tuple[pa.StringArray, Bools]:
     """A column as text, null where it has no value, and the rows whose bytes are not UTF-8 (null there too).
 

@@ -116,6 +116,13 @@ class PrepareConfig(Config):
     data files."""
 
     @model_validator(mode="after")
+    def _added_rows_have_a_history(self) -> Self:
+        history = self.source.known_before
+        if self.add and history is not None and history.events is None:
+            raise ValueError("add: the events before the added rows are elsewhere; name them as source.history.events")
+        return self
+
+    @model_validator(mode="after")
     def _documents_have_ids(self) -> Self:
         match self.source:
             case Items(columns=ColumnMapping(item=None)):

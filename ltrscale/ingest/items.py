@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pydantic import model_validator
 
 from ltrscale import storage
 from ltrscale.arrays import Floats
@@ -24,8 +25,10 @@ from ltrscale.data.vectors import similarity
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined
-from ltrscale.ingest.mapping import ColumnMapping, Fill
-from ltrscale.ingest.resolve import check_same_features, missing, resolve_features, with_optional
+from ltrscale.ingest.history import LINE, HistoryConfig
+from ltrscale.ingest.history_rows import RowHistory
+from ltrscale.ingest.mapping import ColumnMapping, Fill, Use
+from ltrscale.ingest.resolve import check_same_features, missing, require, resolve_features, with_optional
 from ltrscale.ingest.rows import Raw, RowBlock, RowTexts, keep
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
 from ltrscale.ingest.tables import (
@@ -54,12 +57,20 @@ class Items(Source):
     """The uses of the columns."""
     joins: tuple[Join, ...] = ()
     """Tables whose columns join the rows, one after the other, such as the texts of documents."""
+    history: HistoryConfig | None = None
+    """Numeric features of the events before a row, such as the clicks of its item in the last week."""
+
+    @model_validator(mode="after")
+    def _history_has_times(self) -> Self:
+        if self.history is not None and self.columns.time is None:
+            raise ValueError("history is of what was known at a row's time; name its column under columns.time")
+        return self
 
     def find_features(self, files: Sequence[File]) -> tuple[Feature, ...]:
         """The features of the first file, at least one."""
         url = files[0].url
         whole = self._whole(files[0])
-        features = resolve_features(whole, self.columns, url, keys=join_keys(self.joins))
+        features = resolve_features(whole, self.uses, url, keys=join_keys(self.joins))
         if not features:
             raise InputError(
                 f"{url}: no column is left as a feature; those that features matches have another use or are no "
@@ -79,37 +90,68 @@ class Items(Source):
         `bad_tokens`: a row with a token that is not an id of the vocabulary, or without a required text. Partition
         columns in the path are ignored, except `period_column`.
         """
-        joined = load_tables(self.joins, self.columns, features)
+        joined = load_tables(self.joins, self.uses, features)
 
         def read(file: File) -> Iterator[RowBlock]:
-            build = ItemBlocks(file.url, self.columns, features, encoders, joined, encoding)
+            history = RowHistory(file.url, file.history) if self.history else None
+            build = ItemBlocks(file.url, self.uses, features, encoders, joined, encoding, history)
             return map(build, self._rows(file, features, first))
 
         return read
 
     def _rows(self, file: File, features: Sequence[Feature], first: str) -> Iterator[Raw]:
         """The columns in use of a file that has the features of the first one."""
-        mapping, url, schema, keys = self.columns, file.url, self._schema(file), join_keys(self.joins)
-        whole = self._whole(file)
+        mapping, url, keys, whole = self.uses, file.url, join_keys(self.joins), self._whole(file)
         check_same_features(whole, resolve_features(whole, mapping, url, keys=keys), features, mapping, url, first)
         needed = {*mapping.beside_features(), *mapping.sources_of(each.name for each in features), *keys}
-        names = [name for name in schema.names if name in needed]
         numbers, texts = _numbers_and_texts(mapping, features, keys)
+        return self._read(file, needed, numbers=numbers, texts=texts, values=len(features))
+
+    def _read(
+        self,
+        file: File,
+        needed: Collection[str],
+        *,
+        numbers: Collection[str],
+        texts: Collection[str],
+        values: int,
+    ) -> Iterator[Raw]:
+        """Some columns of a file, in blocks for rows of so many values."""
+        url, schema = file.url, self._schema(file)
         return read_rows(
             url,
             schema,
-            names,
+            [name for name in schema.names if name in needed],
             numbers=numbers_in(url, schema, file_form(url), numbers=numbers, texts=texts),
-            query=mapping.query,
-            dialect=mapping.dialect(url),
-            batch_rows=min(_ROWS, max(1, _VALUES // max(1, len(features)))),
+            query=self.columns.query,
+            dialect=self.columns.dialect(url),
+            batch_rows=min(_ROWS, max(1, _VALUES // max(1, values))),
             lake=file.lake,
         )
+
+    def timed(
+        self, file: File, time: str, keys: Collection[str], numbers: Collection[str], *, own: bool
+    ) -> Iterator[pa.Table]:
+        """The time, keys and numbers of rows, for `history`."""
+        url, joins = file.url, self.joins if own else ()
+        whole = with_joined(self._schema(file), joins, self.columns.dialect, url)
+        uses: list[tuple[str, Use]] = [(time, "time"), *((name, "key") for name in keys)]
+        uses += [(name, "numeric") for name in numbers]
+        for name, use in uses:
+            require(whole, name, use, url)
+        texts = {time, *keys, *join_keys(joins)}
+        build = ItemBlocks(url, self.columns, (), {}, load_tables(joins, self.columns, ()))
+        for raw in self._read(file, texts | {*numbers}, numbers=numbers, texts=texts, values=len(uses)):
+            rows = build.examined(raw.rows)
+            seconds_N, bad_N = rows.seconds(time, self.columns.clock)
+            columns = {LINE: raw.lines_N, time: pa.array(seconds_N * 10**6, pa.timestamp("us"), mask=bad_N)}
+            columns |= {name: rows.texts(name) for name in keys if name != time}
+            yield pa.table(columns | {name: cols.doubles(rows.batch.column(name)) for name in numbers})
 
     def raw_columns(self, features: Sequence[Feature], file: File) -> RawColumns:
         """How a file stores the columns that features are made of."""
         form, keys = file_form(file.url), join_keys(self.joins)
-        numbers, texts = _numbers_and_texts(self.columns, features, keys)
+        numbers, texts = _numbers_and_texts(self.uses, features, keys)
         used = {*self.columns.sources_of(each.name for each in features), *keys, self.columns.time}
         forms = {name: join.form for join in self.joins for name in join.columns}
         vectors, reads = self.columns.vector_columns, dict[str, Any]()
@@ -137,7 +179,7 @@ class Items(Source):
         optional = tuple(name for name in self.columns.optional if name in sources)
         made = {"dates": dates, "fill": self._fill_for_scoring(needs), **self._vectors_for_scoring(read)}
         columns = self.columns.replace(optional=optional, **made, **idle, **uses)
-        return self.replace(columns=columns, joins=_needed(self.joins, columns))
+        return self.replace(columns=columns, joins=_needed(self.joins, columns), history=None)
 
     def _vectors_for_scoring(self, read: Collection[str]) -> dict[str, Any]:
         """The vector settings for the features that a model reads."""
@@ -166,13 +208,22 @@ class Items(Source):
         return missing(self._whole(file), self.columns, file.url)
 
     def files_beside(self) -> list[str]:
-        """The joined tables, and the files of a tokenizer."""
-        return [url for join in self.joins for url in storage.list_files(join.path)] + super().files_beside()
+        """The joined tables, the events of another table, and the files of a tokenizer."""
+        paths = [join.path for join in self.joins]
+        paths += [self.history.events] if self.history and self.history.events else []
+        return [url for path in paths for url in storage.list_files(path)] + super().files_beside()
+
+    @property
+    def known_before(self) -> HistoryConfig | None:
+        """The features of `history`."""
+        return self.history
 
     @property
     def uses(self) -> ColumnMapping:
-        """The uses of the columns."""
-        return self.columns
+        """The uses of the columns; the features of `history` are among them, unless they are named there already."""
+        named = {*self.columns.features, *self.columns.categorical}
+        made = [name for name in (self.history.features if self.history else ()) if name not in named]
+        return self.columns.replace(features=(*self.columns.features, *made)) if made else self.columns
 
     def _schema(self, file: File) -> pa.Schema:
         """The columns of a file; one of vectors without a value in the first lines may have lists in later ones."""
@@ -183,9 +234,13 @@ class Items(Source):
         return schema
 
     def _whole(self, file: File) -> pa.Schema:
-        """The columns of a file, with joined ones and missing optional ones."""
-        joined = with_joined(self._schema(file), self.joins, self.columns.dialect, file.url)
-        return with_optional(joined, self.columns)
+        """The columns of a file, with joined ones, features of `history`, and missing optional ones."""
+        schema = with_joined(self._schema(file), self.joins, self.columns.dialect, file.url)
+        for name in self.history.features if self.history else ():
+            if name in schema.names:
+                raise InputError(f"{file.url}: column {name!r} has the name of a feature of history; rename it there")
+            schema = schema.append(pa.field(name, pa.float32()))
+        return with_optional(schema, self.columns)
 
 
 def _column_holds(
@@ -245,11 +300,14 @@ class ItemBlocks:
     encoders: Encoders
     joined: Sequence[Joined] = ()
     encoding: Encoding | None = None
+    history: RowHistory | None = None
 
     def __call__(self, raw: Raw) -> RowBlock:
         """The usable rows, and the rejections of the others."""
-        mapping = self.mapping
-        rows = self._joined(raw.rows)
+        mapping, batch = self.mapping, raw.rows
+        for name, column in (self.history.at(raw.lines_N) if self.history else {}).items():
+            batch = batch.append_column(name, column)
+        rows = self.examined(batch)
         batch = rows.batch
         ids = [rows.texts(name, required=True) for name in (mapping.query, *mapping.within)]
         block = RowBlock(
@@ -272,7 +330,7 @@ class ItemBlocks:
         block.rejected = sorted(rejected, key=lambda rejection: rejection.line)
         return block
 
-    def _joined(self, batch: pa.RecordBatch) -> Examined:
+    def examined(self, batch: pa.RecordBatch) -> Examined:
         """The rows with joined columns and missing optional ones; rows without a required key are rejected."""
         for field in [*with_optional(batch.schema, self.mapping)][batch.num_columns :]:
             batch = batch.append_column(field.name, pa.nulls(len(batch), field.type))

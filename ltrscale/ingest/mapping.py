@@ -39,7 +39,7 @@ Use = (
     | Literal["numeric", "categorical", "dates", "vectors", "features"]
     | Literal["list of numeric features", "list of categorical features"]
     | Literal["list of positions", "list of clicks", "list of weights", "list of gains"]
-    | Literal["text", "texts of documents", "token ids", "lengths of tokens"]
+    | Literal["key", "text", "texts of documents", "token ids", "lengths of tokens"]
     | Literal["id", "number"]
 )
 """What a column is for, which `resolve` compares with its type, and the word for it in errors."""

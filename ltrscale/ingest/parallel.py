@@ -30,7 +30,7 @@ _AHEAD = 2
 _REMEDY = "lower unit_mb or sort_memory, or give Ray fewer CPUs"
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """A call to make in a task; `done` receives its result, and `name` is its input's name, for errors."""
 
     function: Callable[..., Any]
@@ -78,9 +78,9 @@ class UnitsOnRay:
         """Write all units; raises as `write_unit`, or if a task's process keeps dying."""
         with ray_cluster(1):
             self._ahead = _AHEAD * _most_tasks()
-            _run_tasks(self.following)
+            run_tasks(self.following)
 
-    def following(self) -> _Call | None:
+    def following(self) -> Call | None:
         """The next call; None if there is nothing to do until another call ends."""
         while (survey := self._surveys.pop(self._to_plan, None)) is not None:
             self._planned.append(self._plan(self._to_plan, survey))
@@ -95,9 +95,9 @@ class UnitsOnRay:
         if i == len(self.units) or i >= self._to_take + self._ahead:
             return None
         self._to_survey += 1
-        return _Call(_survey, (self.settings, self.units[i]), str(self.units[i]), partial(self._surveyed, i))
+        return Call(_survey, (self.settings, self.units[i]), str(self.units[i]), partial(self._surveyed, i))
 
-    def _plan(self, i: int, survey: Survey) -> _Call:
+    def _plan(self, i: int, survey: Survey) -> Call:
         """The call that writes a unit; its groups with new query ids determine where the next unit starts."""
         back_Q, others_back_Q = self.ids.groups.add(survey.kept_Q), self.ids.groups.add(survey.others_Q)
         returning = np.concatenate([survey.kept_Q[back_Q], survey.others_Q[others_back_Q]])
@@ -105,9 +105,9 @@ class UnitsOnRay:
         self.before = total_of([before, (int((~back_Q).sum()), int(survey.documents_Q[~back_Q].sum()), 0)])
         return self._write(i, before, returning)
 
-    def _write(self, i: int, before: Counts, returning: Bits) -> _Call:
+    def _write(self, i: int, before: Counts, returning: Bits) -> Call:
         arguments = (self.settings, self.units[i], before, returning, storage.share_leases())
-        return _Call(_write, arguments, str(self.units[i]), partial(self._wrote, i))
+        return Call(_write, arguments, str(self.units[i]), partial(self._wrote, i))
 
     def _surveyed(self, i: int, survey: Survey) -> None:
         self._surveys[i] = survey
@@ -142,14 +142,14 @@ def _most_tasks() -> int:
     return _TASKS_A_CPU * max(1, int(ray.cluster_resources().get("CPU", 1)))
 
 
-def _run_tasks(following: Callable[[], _Call | None]) -> None:
+def run_tasks(following: Callable[[], Call | None]) -> None:
     """Make calls in Ray tasks of one CPU until `following` has none and all have ended; it may have more by then."""
     # As many tasks run as keep the cluster busy, and Ray repeats one whose process dies. If one fails, the others are
     # stopped, and the results of those that have ended are still received, in this thread.
     import ray
 
     remote = cache(ray.remote(num_cpus=1))
-    running: dict[Any, _Call] = {}
+    running: dict[Any, Call] = {}
     limit = _most_tasks()
     try:
         while True:

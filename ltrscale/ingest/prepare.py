@@ -21,6 +21,7 @@ from ltrscale.data.ids import QueryIds
 from ltrscale.ingest import additions
 from ltrscale.ingest.additions import joined_manifests
 from ltrscale.ingest.assembly import UnitIds, Written, write_unit
+from ltrscale.ingest.history_log import HistoryLog
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, cut_units, fingerprints, list_inputs
 from ltrscale.ingest.parallel import UnitsOnRay
 from ltrscale.ingest.passes import find_fills, training_texts
@@ -60,9 +61,11 @@ class PrepareJob(Stage):
     """Handle the units of the input in parallel on a Ray cluster; the output is the same."""
 
     def run(self) -> bool:
-        """Make the synthetic log, if there is one, then the data set."""
+        """Make the synthetic log and the features of history, if there are any, then the data set."""
         if self.synthetic is not None:
             SyntheticLog(out=self._log, log=self.synthetic).run()
+        if (history := self._history) is not None:
+            history.run()
         return super().run()
 
     def own_settings(self) -> PrepareConfig:
@@ -119,7 +122,18 @@ class PrepareJob(Stage):
     @cached_property
     def _listed(self) -> list[File]:
         """The files of the inputs, listed once."""
-        return list_inputs(self.own_settings().inputs)
+        files = list_inputs(self.own_settings().inputs)
+        if (history := self._history) is None:
+            return files
+        return [replace(file, history=known) for file, known in zip(files, history.known(), strict=True)]
+
+    @property
+    def _history(self) -> HistoryLog | None:
+        """What computes the features of earlier events; None if the source has none."""
+        config = self.own_settings()
+        if config.source.known_before is None:
+            return None
+        return HistoryLog(out=f"{self.out.rstrip('/')}-history", prepare=config, ray=self.ray)
 
     @property
     def _files(self) -> list[File]:

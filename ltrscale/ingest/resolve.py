@@ -192,6 +192,7 @@ _NUMBERS = _Fit(_list_of(cols.is_number), "lists of numbers")
 _FITS: dict[Use, _Fit] = {
     "query": _ID,
     "item": _ID,
+    "key": _ID,
     "period_column": _ID,
     "label": _NUMBER,
     "graded label": _Fit(cols.is_id, "text or numbers"),

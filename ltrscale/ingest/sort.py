@@ -154,14 +154,25 @@ def _to_table(block: RowBlock, *, seq: int, file: int) -> pa.Table:
 
 
 def _sorted(spill: Path, *, memory_limit: str, scratch: Path) -> Iterator[pa.RecordBatch]:
+    with sorting_database(memory_limit, scratch) as connection:
+        connection.read_parquet(str(spill)).create_view("rows")
+        # directly from the relation, since `execute` would load the whole result into memory
+        yield from connection.sql(_SORTED).to_arrow_reader(_BATCH_ROWS)
+
+
+@contextmanager
+def sorting_database(memory_limit: str, scratch: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """A connection to DuckDB with about this memory, which spills to `scratch`.
+
+    Raises:
+        InputError: the disk is full, or `memory_limit` is too small.
+    """
     config = {"memory_limit": memory_limit, "temp_directory": str(scratch / "duckdb"), "threads": 2}
-    # the query sorts anyway, so keeping the insertion order would only cost memory; no downloads either
+    # queries sort anyway, so keeping the insertion order would only cost memory; no downloads either
     config |= {"preserve_insertion_order": False, "autoinstall_known_extensions": False}
     with duckdb.connect(config=config) as connection, _on_disk(scratch, (duckdb.Error, pa.ArrowException, OSError)):
         try:
-            connection.read_parquet(str(spill)).create_view("rows")
-            # directly from the relation, since `execute` would load the whole result into memory
-            yield from connection.sql(_SORTED).to_arrow_reader(_BATCH_ROWS)
+            yield connection
         except duckdb.OutOfMemoryException as error:
             raise InputError(f"sort: not possible in {memory_limit} of memory; raise sort_memory ({error})") from error
 

@@ -7,10 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
+import pyarrow as pa
+
 from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.data.dataset.tokens import TokenField
 from ltrscale.ingest.categories import CategoryEncoder
+from ltrscale.ingest.history import HistoryConfig
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.rows import RowBlock
 from ltrscale.ingest.tables import LakeFile
@@ -37,6 +40,8 @@ class File:
     """What the table serves of the file; None for all of it."""
     is_rewritten: bool = False
     """Whether it is not to be read, because the table has rewritten rows that were read before."""
+    history: tuple[str, ...] = ()
+    """The files with features of its rows from earlier events."""
 
 
 Reader = Callable[[File], Iterator[RowBlock]]
@@ -132,6 +137,20 @@ class Source(Config):
     def goals(self) -> tuple[str, ...]:
         """The labels by name, if several are named."""
         return tuple(self.uses.goals) if self.uses else ()
+
+    @property
+    def known_before(self) -> HistoryConfig | None:
+        """The features of the events before a row; None if there are none."""
+        return None
+
+    def timed(
+        self, file: File, time: str, keys: Collection[str], numbers: Collection[str], *, own: bool
+    ) -> Iterator[pa.Table]:
+        """The `LINE`, time, keys and numbers of the rows of a file; of events of another table if it is not our `own`.
+
+        A time that is missing or cannot be read is null, and so is a number that is not finite.
+        """
+        raise NotImplementedError
 
     @property
     def token_columns(self) -> TokenColumns | None:

@@ -224,7 +224,7 @@ def _pairs(value: Any) -> Any:
     return dict(zip(names, names, strict=True)) if isinstance(names, list | tuple) else names
 
 
-_JoinedNames = Annotated[dict[str, str], BeforeValidator(_pairs)]
+ColumnNames = Annotated[dict[str, str], BeforeValidator(_pairs)]
 
 
 class Join(Config):
@@ -232,9 +232,9 @@ class Join(Config):
 
     path: str
     """Files of the table: Parquet, CSV or JSON lines, as the log itself."""
-    key: _JoinedNames = Field(min_length=1)
+    key: ColumnNames = Field(min_length=1)
     """The key: a column, several, or `{column of the log: column of the table}`. The table has each key once."""
-    columns: _JoinedNames = Field(default_factory=dict)
+    columns: ColumnNames = Field(default_factory=dict)
     """Columns to take: their names, or `{new name: column of the table}`."""
     rows: Literal["matched", "unmatched", "all"] = "matched"
     """The rows of the log to keep: those with a key of the table, those without, or all. The others are rejected."""

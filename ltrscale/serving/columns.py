@@ -15,7 +15,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.source import Needs
+from ltrscale.ingest.source import Needs, Source
 
 if TYPE_CHECKING:
     from ltrscale.bundle import Bundle
@@ -28,6 +28,11 @@ def _recorded(bundle: Bundle) -> tuple[PrepareConfig, str]:
     """The recorded settings of `prepare`, and where they are recorded, for errors."""
     where = f"{bundle.url}: read_as of its config.json"
     return validate(PrepareConfig, {**prepare_settings_of(bundle.read_as), "inputs": "X"}, where), where
+
+
+def recorded_source(bundle: Bundle) -> Source | None:
+    """The source of a bundle's training data; None if it does not record how they were read."""
+    return _recorded(bundle)[0].source if bundle.read_as else None
 
 
 def reading_raw(bundle: Bundle, names: Sequence[str]) -> tuple[PrepareConfig, tuple[Feature, ...]] | None:

@@ -4,6 +4,7 @@ A bundle can also go, as it is, into MLflow's model registry (`register`).
 
 model.*          the model; the files depend on the format
 raw_rows.*       the transformer from raw rows to the model's features (`raw`)
+history.*.sql    what adds the features of earlier events to raw rows, if the model has any (`raw`)
 features.json    the columns that the model reads: order, names, kinds, missing values, numbers of categories
 parity.json      number of compared documents, and the largest difference of scores
 README.md        how to read these files, for people
@@ -52,6 +53,10 @@ else:
     _Target = Literal[FormatName, _MLFLOW]
 
 _PARITY, _CARD = "parity.json", "README.md"
+_OF_HISTORY = """
+Some features are counted from earlier events. `history.duckdb.sql` and `history.bigquery.sql` give the rows of a table
+`rows` with these features, which they compute from a table `events`; both have the columns of the log.
+"""
 
 
 class ExportJob(Stage):
@@ -80,8 +85,8 @@ class ExportJob(Stage):
     """Largest difference of scores that passes, as a share of the largest score (at least 1); by default 1e-9 for
     LightGBM's text and Vespa, which compute in double precision, 1e-4 for ONNX, and 1e-5 for the others."""
     measure: Operational[bool] = False
-    """Print the time of one query with the export in this process, from raw rows to scores: the median and the 99th
-    percentile."""
+    """Print the time of one query of 100 documents with the export, on one core of this process: the median and the
+    99th percentile, from raw rows to scores, or without such rows from features."""
     periods: Periods = None
     """Periods, ranges or periods counted from the newest, as in a split; all if it is left out."""
 
@@ -156,7 +161,7 @@ The model scores documents; higher is better.
 {to.use}
 
 {to.inputs(features)}
-{to.of_rows if raw.CODE in files else ""}
+{to.of_rows if raw.CODE in files else ""}{_OF_HISTORY if raw.HISTORY.format("duckdb") in files else ""}
 Before this was published, the scores of a reader that has these files only were compared with the ranker's own on
 {compared.documents:,} documents: they were at most {compared.largest_difference:.3g} apart (`parity.json`).
 """

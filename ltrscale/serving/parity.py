@@ -36,7 +36,7 @@ from ltrscale.serving.format import (
     features_in,
 )
 from ltrscale.serving.onnx_graph import is_listwise
-from ltrscale.serving.raw import CODE, RawSample, sample_raw, write_raw
+from ltrscale.serving.raw import CODE, RawSample, sample_raw, write_history, write_raw
 
 _DISTURBED = 0.02
 """Share of the values that the check replaces: any by a missing value, and as many categories by `_UNSEEN`."""
@@ -142,7 +142,8 @@ def write_export(to: Format, bundle: Bundle, observed: Observed) -> Files:
     files, columns = to.write(bundle, observed)
     features = ExportedFeatures(to=to.kind, missing=to.missing, columns=columns)
     described = (features.model_dump_json(indent=1, exclude_none=True) + "\n").encode()
-    return {**files, FEATURES_FILE: described, **write_raw(bundle, [column.name for column in columns])}
+    names = [column.name for column in columns]
+    return {**files, FEATURES_FILE: described, **write_raw(bundle, names), **write_history(bundle, names)}
 
 
 class _Comparison(NamedTuple):

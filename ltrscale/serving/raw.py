@@ -4,7 +4,10 @@ raw_rows.py      the transformer: a copy of the module of that name, which needs
 raw_rows.json    its recipe: the columns of a raw row, and how to make each feature of the model from them
 raw_rows_*.jsonl a small table to join with the rows: a list of key and values per line
 
-`write_raw` makes these files. `sample_raw` reads raw rows that `prepare` accepts, on which an export is checked.
+history.*.sql    statements of two dialects that add the features of `history` to the rows, if the model has any
+
+`write_raw` and `write_history` make these files. `sample_raw` reads raw rows that `prepare` accepts, on which an export
+is checked.
 
 Shapes: N rows, F raw features, K rows of a joined table, Q1 = queries + 1 offsets.
 """
@@ -28,10 +31,11 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.data.columns import is_list
 from ltrscale.data.dataset.manifest import Feature, RawColumns, open_dataset
-from ltrscale.data.dataset.origin import RAW
+from ltrscale.data.dataset.origin import RAW, read_as
 from ltrscale.errors import InputError
 from ltrscale.ingest.assembly import completed
 from ltrscale.ingest.csv_lines import NULLS, booleans
+from ltrscale.ingest.history import SqlDialect
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
 from ltrscale.ingest.items import Items, load_tables
 from ltrscale.ingest.mapping import ColumnMapping
@@ -40,7 +44,7 @@ from ltrscale.ingest.source import File
 from ltrscale.ingest.tables import Join, Joined, typed_rows
 from ltrscale.progress import log
 from ltrscale.serving import raw_rows
-from ltrscale.serving.columns import reading_raw
+from ltrscale.serving.columns import reading_raw, recorded_source
 from ltrscale.serving.format import Files
 
 CODE = "raw_rows.py"
@@ -98,6 +102,20 @@ def write_raw(bundle: Bundle, names: Sequence[str]) -> Files:
     files = {name: table for name, table in tables.items() if table is not None}
     text = json.dumps(recipe, indent=1, ensure_ascii=False) + "\n"
     return {CODE: inspect.getsource(raw_rows).encode(), raw_rows.RECIPE: text.encode(), **files}
+
+
+HISTORY = "history.{}.sql"
+_DIALECTS: tuple[SqlDialect, ...] = ("duckdb", "bigquery")
+
+
+def write_history(bundle: Bundle, names: Sequence[str]) -> Files:
+    """The statements that give rows the features of history among an exported model's columns."""
+    source = recorded_source(bundle)
+    if not isinstance(source, Items) or source.history is None or not {*names} & source.history.features.keys():
+        return {}
+    history, time = source.history.only(names), source.columns.time
+    assert time is not None
+    return {HISTORY.format(dialect): history.sql(time, dialect).encode() for dialect in _DIALECTS}
 
 
 _ABOUT = {
@@ -220,7 +238,11 @@ def raw_files_of(raw_rows: str | None, data: str) -> list[str]:
     """
     if raw_rows is not None:
         return storage.list_files(raw_rows)
-    if not (urls := raw_files(open_dataset(data))):
+    dataset = open_dataset(data)
+    if read_as(dataset).get("source", {}).get("history"):
+        log.warning("export: the raw rows of %s have no features of history; name rows that have them as raw", data)
+        return []
+    if not (urls := raw_files(dataset)):
         log.warning(
             "export: the raw rows of %s are not there any more; name some as raw, to check the transformer", data
         )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ltrscale.errors import InputError
 from ltrscale.serving.format import Files, MatrixFormat, MatrixScorer, ModelColumn, Observed, labels_of
+from ltrscale.serving.merged import merged_lightgbm
 
 if TYPE_CHECKING:
     from ltrscale.bundle import Bundle, boosters
@@ -51,18 +52,24 @@ def trees_of(bundle: Bundle, observed: Observed, *, to: str, libraries: Collecti
             f"{bundle.url}: {contents}, and {to} takes trees of {' or '.join(libraries)} only; {remedy} export a "
             "student that jobs.distill trains from it"
         )
-    if len(trees.models) > 1 or trees.per_query or trees.projection or trees.members:
+    several = len(trees.models) > 1 and trees.library != "lightgbm"
+    if several or trees.per_query or trees.projection or trees.members:
         raise InputError(
-            f"{bundle.url}: several models, or trees on features standardised per query, on components or on other "
-            f"models' scores, which {to} cannot express; export a bundle of one model on raw features, such as a "
-            "student of this one"
+            f"{bundle.url}: several models of {trees.library}, or trees on features standardised per query, on "
+            f"components or on other models' scores, which {to} cannot express; export a bundle of one model on raw "
+            "features, such as a student of this one"
         )
     bundle.scorer()  # raises if the model is damaged
     kinds = {feature.name: feature.kind for feature in bundle.features}
     names = list(kinds if trees.sees is None else trees.sees)
     labels = labels_of(names)
     read = _read_lightgbm if trees.library == "lightgbm" else _read_xgboost
-    booster, codes = read(bundle.content, labels, [kinds[name] for name in names])
+    content = bundle.contents[trees.files()[0]]
+    if len(trees.models) > 1:
+        models = [bundle.contents[name].decode() for name in trees.files()]
+        categorical = [i for i, name in enumerate(names) if kinds[name] == "categorical"]
+        content = merged_lightgbm(models, categorical).encode()
+    booster, codes = read(content, labels, [kinds[name] for name in names])
     codes_of = dict(zip([name for name in names if kinds[name] == "categorical"], codes, strict=True))
     texts = observed.texts_of(codes_of)
     columns = tuple(

@@ -16,7 +16,16 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.devices import Device
 from ltrscale.errors import InputError
 from ltrscale.trees.data import SAMPLE, BinCodes, Labelled
-from ltrscale.trees.library import CPU, Direction, StoppingWatch, TreesConfig, directions, own_device
+from ltrscale.trees.library import (
+    CPU,
+    Direction,
+    FeatureCost,
+    StoppingWatch,
+    TreesConfig,
+    directions,
+    own_device,
+    penalties,
+)
 
 _LIGHTGBM = {
     "num_leaves", "learning_rate", "min_data_in_leaf", "min_sum_hessian_in_leaf", "feature_fraction",
@@ -25,6 +34,7 @@ _LIGHTGBM = {
     "deterministic", "num_threads",
 }  # fmt: skip
 """Settings that keep the library's own names; likewise for XGBoost."""
+_PENALTIES = ("cegb_penalty_feature_coupled", "cegb_penalty_feature_lazy")
 _XGBOOST = {
     "max_leaves", "max_depth", "learning_rate", "min_child_weight", "colsample_bytree", "subsample", "reg_alpha",
     "reg_lambda", "max_bin", "seed",
@@ -107,6 +117,12 @@ class LightGBMConfig(_PairTrees):
     """Weight of the costs below against the loss."""
     cegb_penalty_split: float = Field(0.0, ge=0)
     """Cost of a split; it keeps trees cheap to score."""
+    cegb_penalty_feature_coupled: dict[str, FeatureCost] = Field(default_factory=dict)
+    """Cost of a feature that no tree asks for yet, by its name, or a prefix and *: {f_covisit*: 2}. One that a service
+    pays for once a query, such as a call to another one."""
+    cegb_penalty_feature_lazy: dict[str, FeatureCost] = Field(default_factory=dict)
+    """Cost of a feature for each document that reaches the first split by it, named likewise. One that a service pays
+    for document by document."""
 
     @model_validator(mode="after")
     def _has_biases(self) -> Self:
@@ -170,9 +186,11 @@ class LightGBMConfig(_PairTrees):
         histograms = 16 * self.num_leaves * len(features) * self.max_bin
         # LightGBM keeps one histogram for each leaf; with a bounded pool it recomputes some
         bounded = {"histogram_pool_size": _POOL_MB} if histograms > _POOL_MB << 20 else {}
+        paid = {name: getattr(self, name) for name in _PENALTIES}
         return {
             **self.model_dump(include=_LIGHTGBM),
             **bounded,
+            **{name: penalties(name, costs, features) for name, costs in paid.items() if costs},
             "objective": "none" if self.is_custom else self.objective,
             "label_gain": gains,
             "lambdarank_truncation_level": self.truncation,

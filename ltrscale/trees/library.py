@@ -115,6 +115,8 @@ def quantised(scores_N: Doubles, *, grades: int, bins: Literal["even", "equal_fr
 Gain = Annotated[float, Field(ge=0)]
 Direction = Literal[-1, 1]
 """1: the score never falls as the feature rises, all else equal; -1: it never rises."""
+FeatureCost = Annotated[float, Field(ge=0)]
+"""The loss that a feature must save to be asked for."""
 HIGHEST_LINEAR = 10_000
 
 
@@ -253,6 +255,22 @@ def directions(monotone: Mapping[str, Direction], features: Sequence[Feature]) -
             if by_feature.setdefault(feature.name, direction) != direction:
                 raise InputError(f"monotone: {feature.name!r} has both directions; let {pattern!r} not match it")
     return [by_feature.get(feature.name, 0) for feature in features]
+
+
+def penalties(key: str, costs: Mapping[str, FeatureCost], features: Sequence[Feature]) -> list[float]:
+    """The cost of each feature, 0 for one that is free; of several patterns that match it, the last one's.
+
+    Raises:
+        InputError: a pattern matches no feature.
+
+    Example:
+        >>> penalties("cost", {"f_*": 1, "f_late": 5}, [Feature(name="f_late"), Feature(name="f_x"), Feature(name="y")])
+        [5.0, 1.0, 0.0]
+    """
+    by_feature = {
+        feature.name: cost for pattern, cost in costs.items() for feature in matching(pattern, features, key=key)
+    }
+    return [float(by_feature.get(feature.name, 0)) for feature in features]
 
 
 class StoppingWatch:

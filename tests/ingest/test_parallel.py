@@ -23,7 +23,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import parallel
 from ltrscale.ingest.categories import encode
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.parallel import _Call, _run_tasks
+from ltrscale.ingest.parallel import Call, run_tasks
 
 LETOR = {"kind": "letor"}
 BERLIN = int(encode(pa.array(["berlin"]))[0])
@@ -289,7 +289,7 @@ def test_few_units_are_under_way_however_many_there_are(tmp_path: Path, monkeypa
     waiting: list[int] = []
     following = parallel.UnitsOnRay.following
 
-    def watched(order: parallel.UnitsOnRay) -> parallel._Call | None:
+    def watched(order: parallel.UnitsOnRay) -> parallel.Call | None:
         call = following(order)
         waiting.append(order._to_survey - order._to_take)
         return call
@@ -323,9 +323,9 @@ def _sleep_or_fail(folder: Path, n: int) -> int:
 def run_all(function: Callable[..., int], calls: Sequence[tuple[Any, ...]], name: str) -> dict[int, int]:
     """The results of calls by their number."""
     results: dict[int, int] = {}
-    made = [_Call(function, c, name.format(c[1]), partial(results.__setitem__, i)) for i, c in enumerate(calls)]
+    made = [Call(function, c, name.format(c[1]), partial(results.__setitem__, i)) for i, c in enumerate(calls)]
     following = iter(made)
-    _run_tasks(lambda: next(following, None))
+    run_tasks(lambda: next(following, None))
     return results
 
 

@@ -15,7 +15,9 @@ DESCRIBED = {"README.md", "features.json", "manifest.json", "parity.json"}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_format_takes_a_model_and_explains_its_files(to: str, write_dataset: Any, tmp_path: Path) -> None:
+def test_a_format_takes_a_model_and_explains_its_files(
+    to: str, write_dataset: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     data = write_dataset({f"2026-W0{week}": full(30, week) for week in range(1, 5)}, [Feature(name=n) for n in "abc"])
     models = [trees(tmp_path / kind, data, kind) for kind in ("lightgbm", "xgboost")]
     models.append(saved(tmp_path / "network", data, network(data, encoder={"kind": "mlp", "hidden": [8]})))
@@ -31,6 +33,13 @@ def test_a_format_takes_a_model_and_explains_its_files(to: str, write_dataset: A
         files = {path.name for path in out.iterdir() if path.is_file()} - DESCRIBED
         assert files
         assert not [name for name in files if name not in card]
+        measuring = ExportJob(out=str(out), bundle=str(out).removesuffix("-export"), data=data, to=to, rows=200)
+        with caplog.at_level("INFO", "ltrscale"):
+            reason = refused(measuring.replace(measure=True))
+        if FORMATS[to].in_process:
+            assert "one query of 100 documents on one core, 1,000 times: features to scores p50" in caplog.text
+        else:
+            assert f"{to} scores in a program of its own" in str(reason)
 
 
 def refused(job: ExportJob) -> str | None:

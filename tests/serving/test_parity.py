@@ -1,6 +1,7 @@
 """Exports of a shop's log: raw rows through the transformer and the model give the scores of jobs.predict."""
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,6 +113,7 @@ def test_the_time_of_a_query_is_printed(
     shop: tuple[Path, str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, data, bundle = shop
+    cores = len(os.sched_getaffinity(0))
     job = ExportJob(out=str(tmp_path / "out"), bundle=bundle, data=data, rows=100, measure=True)
     for made in (True, False):  # also if it is up to date
         caplog.clear()
@@ -119,7 +121,10 @@ def test_the_time_of_a_query_is_printed(
             assert job.run() == made
         (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("measure")]
         number = r"p50 \d+\.\d\d ms, p99 \d+\.\d\d ms"
-        assert re.search(rf"one query of 11 rows, \d+ times: raw rows to scores {number}; raw rows to the", line), line
+        assert re.search(
+            rf"one query of 100 documents on one core, 1,000 times: raw rows to scores {number}; ", line
+        ), line
+        assert len(os.sched_getaffinity(0)) == cores
 
 
 def test_medians_fill_what_is_missing_for_an_engine_that_knows_no_missing_value(

@@ -32,6 +32,7 @@ _RANKED = {"train_gbdt", "train_semi", "stack", "average", "finetune", "combine"
 PROMISE = re.compile(r"(result|output|figures|scores)\s+(does not depend on it|is the same|are the same)")
 UNREAD = {
     **{stage: [rf"splits\.test{_SPLIT}", r"splits\.gap"] for stage in _RANKED},  # test is not read, a gap only refuses
+    "history": [r"prepare\.(?!inputs|source).*"],
     "pretrain": [rf"train{_LABELS}"],  # documents alone
     "refit": [r"also\.(labelled_sample|labelled_seed|leave_out)"],  # as the splits of the bundle have them
     "study_test": [r"splits\.gap", rf"splits\.train{_SPLIT}", r"evaluate\.(?!outliers).*"],  # outliers alone

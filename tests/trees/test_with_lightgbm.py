@@ -136,6 +136,17 @@ def test_monotone_features_are_named_and_bind_scores(splits: Splits, tmp_path: P
     assert (swept(free, 2) < 0).any()
 
 
+@pytest.mark.parametrize("key", ["cegb_penalty_feature_coupled", "cegb_penalty_feature_lazy"])
+def test_costs_of_features_are_named_and_paid(splits: Splits, tmp_path: Path, key: str) -> None:
+    dear, little = (1e6, 3.0) if key.endswith("coupled") else (1e3, 0.01)
+    config = CONFIG.replace(**{key: {"brand": dear, "a*": little}})
+    bundle = train(splits, tmp_path / "out", config)
+    np.testing.assert_array_equal(bundle.scorer()(read(splits.test)).numpy(), direct(splits, {key: [dear, little, 0]}))
+    assert {*bundle.leans_on()} <= {"a", "b"}
+    with pytest.raises(InputError, match=f"{key}: no feature matches 'aa'; the nearest is 'a'"):
+        train(splits, tmp_path / "other", CONFIG.replace(**{key: {"aa": 1}}))
+
+
 @pytest.mark.parametrize(
     ("monotone", "message"),
     [
