@@ -5,6 +5,7 @@ processes of the tests can share the pages, and a page that needs more than it s
 """
 
 import gzip
+import json
 import os
 import re
 import shutil
@@ -163,8 +164,26 @@ def write_logs(home: Path, shared_data: Path) -> None:
             rows.to_parquet(home / "logs" / "2026" / f"W{week:02}.parquet")
         else:
             rows.drop(columns="purchased").to_parquet(home / "logs" / "2026-W09.parquet")
+    write_events(home / "logs")
     scores = pd.DataFrame({"qid": np.repeat(range(20), 5), "doc": range(100), "y": rng.integers(0, 3, 100)})
     scores.assign(s=rng.normal(size=100).round(1)).to_csv(home / "scores.csv", index=False)
+
+
+def write_events(logs: Path) -> None:
+    """The indices of OpenSearch's UBI: lists of three items, each second one with a click."""
+    queries, events = [], []
+    for k in range(90):
+        seen = {"query_id": f"q{k}", "client_id": f"c{k % 9}", "timestamp": f"2026-01-{5 + k % 25:02}T10:00:00Z"}
+        items = [f"p{(k + place) % 20}" for place in range(3)]
+        queries.append({**seen, "user_query": f"words {k % 4}", "query_response_hit_ids": items})
+        clicked = {"object": {"object_id": items[k % 3]}, "position": {"ordinal": k % 3 + 1}}
+        events += [{**seen, "action_name": "click", "event_attributes": clicked}] * (k % 2)
+    (logs / "ubi").mkdir()
+    for name, rows in (("queries", queries), ("events", events)):
+        (logs / "ubi" / f"ubi_{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    pd.DataFrame({"item": [f"p{i}" for i in range(20)], "price": range(20), "rating": range(20, 0, -1)}).to_csv(
+        logs / "catalogue.csv", index=False
+    )
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.history import LINE, Pass, quoted, select_known
 from ltrscale.ingest.inputs import PrepareConfig, fingerprints, list_inputs
 from ltrscale.ingest.parallel import Call, run_tasks
-from ltrscale.ingest.sort import sorting_database
+from ltrscale.ingest.sort import database
 from ltrscale.ingest.source import File, Source
 from ltrscale.progress import Report
 from ltrscale.runtime.engine import ray_cluster
@@ -136,7 +136,7 @@ def _write_known(
     with (
         storage.scratch.directory() as scratch,
         storage.Commit(out, helping=True) as commit,
-        sorting_database(memory, scratch) as connection,
+        database(scratch, memory_limit=memory) as connection,
     ):
         connection.register("rows", _dataset(rows))
         connection.register("events", _dataset(events))

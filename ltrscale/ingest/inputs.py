@@ -17,6 +17,7 @@ from ltrscale.data.dataset.origin import inputs_of
 from ltrscale.data.dataset.writer import Compression
 from ltrscale.errors import InputError
 from ltrscale.ingest.baidu import BaiduUltr
+from ltrscale.ingest.events import Events
 from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.lakes import Lake, table_version
@@ -26,7 +27,7 @@ from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.texts import Encoding
 from ltrscale.ingest.validate import Duplicates
 
-SourceConfig = Annotated[Letor | Items | GroupRows | BaiduUltr, Field(discriminator="kind")]
+SourceConfig = Annotated[Letor | Items | GroupRows | Events | BaiduUltr, Field(discriminator="kind")]
 
 
 class InputFiles(Config):
@@ -123,9 +124,15 @@ class PrepareConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _events_have_times(self) -> Self:
+        if isinstance(self.source, Events) and (fixed := [each.path for each in self.inputs if each.period]):
+            raise ValueError(f"inputs: {fixed[0]} has a fixed period, and events have times; leave period out")
+        return self
+
+    @model_validator(mode="after")
     def _documents_have_ids(self) -> Self:
         match self.source:
-            case Items(columns=ColumnMapping(item=None)):
+            case Items(columns=ColumnMapping(item=None)) | Events(columns=ColumnMapping(item=None)):
                 key = "item"
             case GroupRows(columns=ListColumns(docs=None)):
                 key = "docs"

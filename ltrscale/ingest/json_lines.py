@@ -3,7 +3,9 @@
 import json
 import re
 from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import pyarrow as pa
 from pyarrow import json as arrow_json
@@ -20,16 +22,21 @@ def json_schema(url: str) -> pa.Schema:
     arrays (only arrays of numbers can be read), or an empty struct for objects (which cannot be read). It is null if it
     has no value.
     """
-    lines = next(line_blocks(url), None)
-    if lines is None:
-        raise InputError(f"{url}: the file is empty; a file of JSON lines has an object per line")
     kinds: dict[str, Counter[type]] = {}
-    for i in range(min(len(lines), SNIFFED_LINES)):
-        for name, value in _object(lines.text[lines.starts_M[i] : lines.ends_M[i]]).items():
+    for each in sniffed_objects(url):
+        for name, value in each.items():
             kinds.setdefault(name, Counter())[type(value)] += value is not None and value == value
     if not kinds:
         raise InputError(f"{url}: no line is a JSON object; one object per line is read, not an array of them")
     return pa.schema([(name, _json_type(counts)) for name, counts in kinds.items()])
+
+
+def sniffed_objects(url: str) -> list[dict[str, object]]:
+    """The objects of the first 1,000 lines, empty where a line has none."""
+    lines = next(line_blocks(url), None)
+    if lines is None:
+        raise InputError(f"{url}: the file is empty; a file of JSON lines has an object per line")
+    return [_object(lines.bytes_of(i)) for i in range(min(len(lines), SNIFFED_LINES))]
 
 
 _TYPES: dict[type, pa.DataType] = {
@@ -100,3 +107,51 @@ class JsonReader(TextReader):
     def _query_of(self, line: bytes) -> str:
         query = _object(line).get(self.query)
         return str(query) if isinstance(query, str | int) else ""
+
+
+_Tree = dict[str, Any]
+"""A type for each key, or the tree of an object; a key that ends in [] has a list of them."""
+
+
+class NestedReader(JsonReader):
+    """Reads the values at paths such as `event.object.id` and `items[].id`, and nothing else (see `JsonReader`).
+
+    A path without a value in the first 1,000 lines has texts, so that a later value of another type is a bad line, and
+    not one that nobody reads.
+    """
+
+    @classmethod
+    def of(cls, url: str, paths: Sequence[str], numbers: Collection[str], batch_rows: int) -> Self:
+        """The reader of these paths; values at those of `numbers` are numbers where they have no value either."""
+        objects, tree = sniffed_objects(url), _Tree()
+        for path in paths:
+            *above, last = path.split(".")
+            below = tree
+            for step in above:
+                below = below.setdefault(step, {})
+            below[last] = _type_at(objects, path, pa.float64() if path in numbers else pa.string())
+        schema = _struct(tree)
+        return cls(url, schema, schema.names, (), "", batch_rows)
+
+    def _type(self, name: str) -> pa.DataType:
+        kind: pa.DataType = self.schema.field(name).type
+        return kind
+
+
+def _type_at(objects: Iterable[dict[str, object]], path: str, default: pa.DataType) -> pa.DataType:
+    values: list[Any] = [*objects]
+    for step in path.split("."):
+        values = [value.get(step.removesuffix("[]")) for value in values if isinstance(value, dict)]
+        if step.endswith("[]"):
+            values = [element for value in values if isinstance(value, list) for element in value]
+    kinds = Counter(type(value) for value in values if value is not None and value == value)
+    kind = _json_type(kinds) if kinds else default
+    return default if pa.types.is_nested(kind) else kind
+
+
+def _struct(tree: _Tree) -> pa.Schema:
+    fields = []
+    for key, below in tree.items():
+        kind = pa.struct([*_struct(below)]) if isinstance(below, dict) else below
+        fields.append((key.removesuffix("[]"), pa.list_(kind) if key.endswith("[]") else kind))
+    return pa.schema(fields)

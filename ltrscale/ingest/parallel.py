@@ -7,7 +7,7 @@ of units. Tasks put finished files in place themselves; the driver takes them ov
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -134,6 +134,26 @@ def _write(
         ids.groups.add(returning)
         written, new_ids = write_unit(settings, unit, before, commit=commit, ids=ids, folder=folder, advance=silent)
         return _WrittenUnit(written, new_ids, commit.leave(), ids.lost())
+
+
+def each_done(
+    function: Callable[..., Any],
+    calls: Iterable[tuple[str, str, tuple[Any, ...]]],
+    done: Callable[[str, Any], None],
+    *,
+    ray: bool,
+) -> None:
+    """Call a function with each of some arguments, in tasks of the Ray cluster or here, in any order.
+
+    A call has a key, its input's name for errors, and the arguments; `done` receives the key and the result.
+    """
+    if not ray:
+        for key, _, arguments in calls:
+            done(key, function(*arguments))
+        return
+    waiting = (Call(function, arguments, name, partial(done, key)) for key, name, arguments in calls)
+    with ray_cluster(1):
+        run_tasks(lambda: next(waiting, None))
 
 
 def _most_tasks() -> int:

@@ -21,11 +21,14 @@ from ltrscale.data.ids import QueryIds
 from ltrscale.ingest import additions
 from ltrscale.ingest.additions import joined_manifests
 from ltrscale.ingest.assembly import UnitIds, Written, write_unit
+from ltrscale.ingest.event_rows import EventRows, made_rows
+from ltrscale.ingest.events import Events
 from ltrscale.ingest.history_log import HistoryLog
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, cut_units, fingerprints, list_inputs
 from ltrscale.ingest.parallel import UnitsOnRay
 from ltrscale.ingest.passes import find_fills, training_texts
 from ltrscale.ingest.remarks import (
+    check_events,
     check_expected,
     check_rows,
     log_shortcuts,
@@ -38,7 +41,7 @@ from ltrscale.ingest.source import File
 from ltrscale.ingest.tables import parquet_schema
 from ltrscale.ingest.texts import Encoding, encoding_of
 from ltrscale.ingest.unfinished import Unfinished
-from ltrscale.ingest.validate import total_accounting
+from ltrscale.ingest.validate import total_accounting, with_counts
 from ltrscale.progress import Report, log, progress
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 from ltrscale.stages.stage import Origin, Stage
@@ -98,15 +101,17 @@ class PrepareJob(Stage):
                 a period has other counts than expected; an addition does not fit the data set, or making the data set
                 again would delete additions.
         """
-        config, files = self.own_settings(), self._files
+        config, files, events = self._rows()
         with storage.Commit(self.out) as commit, storage.scratch.directory() as folder:
             existing = _existing(config, self.out)
-            settings, units = _settings(config, files, existing, commit, folder)
+            settings, units = _settings(config, files, existing, commit, folder, late=bool(events))
             additions.check_rewritten(settings, self._listed, existing)
             new, totals = _write(settings, units, commit, folder, existing, origin, ray=self.ray)
             check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
             check_expected(config.expect, new)
-            manifest = new if existing is None else additions.with_addition(existing.manifest, new)
+            manifest = new.model_copy(update={"accounting": with_counts(new.accounting, events)})
+            if existing is not None:
+                manifest = additions.with_addition(existing.manifest, manifest)
             manifest = commit_dataset(commit, manifest)
         report_counts(self.out, new, report, added=existing is not None)
         if not self.for_scoring:
@@ -118,6 +123,24 @@ class PrepareJob(Stage):
                 from ltrscale.ingest.leaks import ask_of_leaks  # imports torch, which nothing before needs
 
                 ask_of_leaks(self.out)
+
+    def _rows(self) -> tuple[PrepareConfig, list[File], dict[str, int]]:
+        """The settings and files of rows, and the counts of the events that they are made of, if they are."""
+        config = self.own_settings()
+        if not isinstance(config.source, Events):
+            return config, self._files, {}
+        out = f"{self.out.rstrip('/')}-rows"
+        EventRows(
+            out=out,
+            read=config.inputs,
+            source=config.source,
+            unit_mb=config.unit_mb,
+            memory=config.sort_memory,
+            ray=self.ray,
+        ).run()
+        files, counts = made_rows(out)
+        check_events(out, counts, config.max_rejected)
+        return config.replace(source=config.source.rows), files, counts
 
     @cached_property
     def _listed(self) -> list[File]:
@@ -152,16 +175,26 @@ class RowsJob(PrepareJob):
 
 
 def _settings(
-    config: PrepareConfig, files: Sequence[File], existing: Dataset | None, commit: storage.Commit, folder: Path
+    config: PrepareConfig,
+    files: Sequence[File],
+    existing: Dataset | None,
+    commit: storage.Commit,
+    folder: Path,
+    *,
+    late: bool,
 ) -> tuple[UnitSettings, list[Unit]]:
-    """The units, and what their work needs: the features, then the encoding of texts, then what fills gaps."""
+    """The units, and what their work needs: the features, then the encoding of texts, then what fills gaps.
+
+    Groups may join existing periods if they come of `late` events.
+    """
     if existing is not None:
         additions.check_types(existing, config.source, files[0])
     settings = UnitSettings(config, config.source.find_features(files), files[0], commit.url)
     first = 0
     if existing is not None:
-        features, taken = additions.check_addable(existing, settings), frozenset(existing.manifest.periods)
-        settings, first = replace(settings, features=features, taken=taken), additions.next_unit(existing.manifest)
+        features, taken = additions.check_addable(existing, settings), () if late else existing.manifest.periods
+        settings = replace(settings, features=features, taken=frozenset(taken))
+        first = additions.next_unit(existing.manifest)
     sizes = storage.at_once(storage.size, [file.url for file in files])
     units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
     settings = replace(settings, encoding=_encoding(settings, units, existing, commit, folder))

@@ -46,6 +46,18 @@ def check_rows(
         )
 
 
+def check_events(rows: str, counts: Mapping[str, int], max_rejected: float) -> None:
+    """Raise InputError if too many of the events that rows were made of cannot be read; others may be left over."""
+    events, broken = counts["in"], counts.get("left_over_unparsable", 0)
+    if broken > max_rejected * events:
+        raise RejectedRowsError(
+            f"{broken:,} of {events:,} events cannot be read ({broken / events:.2%}), max_rejected is "
+            f"{max_rejected:.2%}: they are in {storage.join(rows, 'left-over')} as unparsable; mend the input or raise "
+            "prepare.max_rejected",
+            {"unparsable": broken},
+        )
+
+
 def _prefix(for_scoring: bool) -> str:
     """What stands before the keys of settings in messages: rows to score have those of `prepare` as their own."""
     return "" if for_scoring else "prepare."

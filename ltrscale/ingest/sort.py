@@ -154,15 +154,15 @@ def _to_table(block: RowBlock, *, seq: int, file: int) -> pa.Table:
 
 
 def _sorted(spill: Path, *, memory_limit: str, scratch: Path) -> Iterator[pa.RecordBatch]:
-    with sorting_database(memory_limit, scratch) as connection:
+    with database(scratch, memory_limit=memory_limit) as connection:
         connection.read_parquet(str(spill)).create_view("rows")
         # directly from the relation, since `execute` would load the whole result into memory
         yield from connection.sql(_SORTED).to_arrow_reader(_BATCH_ROWS)
 
 
 @contextmanager
-def sorting_database(memory_limit: str, scratch: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection to DuckDB with about this memory, which spills to `scratch`.
+def database(scratch: Path, *, memory_limit: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """DuckDB with about this memory, which spills to `scratch`.
 
     Raises:
         InputError: the disk is full, or `memory_limit` is too small.

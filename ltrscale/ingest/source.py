@@ -104,7 +104,7 @@ class Source(Config):
         """
         raise NotImplementedError
 
-    def for_scoring(self, needs: Needs) -> Self:  # noqa: ARG002
+    def for_scoring(self, needs: Needs) -> "Source":  # noqa: ARG002
         """The same source, reading only what scoring needs: columns by name, in any order.
 
         LETOR text, and lists of features in one column, have their features in the order of the training data.

@@ -17,7 +17,7 @@ Shapes: N rows, Q groups, F features.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -276,6 +276,11 @@ def total_accounting(parts: Iterable[Accounting], *, lost_groups: int = 0, hash_
         sums.update(part.model_dump(exclude={"rules"}))
         rules.update(part.rules)
     return Accounting(**sums, rules=dict(sorted(rules.items())))
+
+
+def with_counts(accounting: Accounting, events: Mapping[str, int]) -> Accounting:
+    """The accounting with counts of the events that the rows were made of, under `rules`."""
+    return accounting.model_copy(update={"rules": accounting.rules | {f"events_{k}": n for k, n in events.items()}})
 
 
 def _own(piece: RowBlock) -> RowBlock:
