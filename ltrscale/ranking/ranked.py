@@ -196,10 +196,19 @@ def _ranked(scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor) -> Iterator[
         rank_L = torch.arange(1, scores_ML.shape[1] + 1, device=scores_N.device)
         first_ML, end_ML = (rank_L - 1).expand_as(index_ML), rank_L.expand_as(index_ML)
         if tied := bool(((scores_ML[:, 1:] == scores_ML[:, :-1]) & mask_ML[:, 1:]).any()):
-            rising_ML = -scores_ML  # searchsorted needs ascending values
-            first_ML = torch.searchsorted(rising_ML, rising_ML)
-            end_ML = torch.searchsorted(rising_ML, rising_ML, right=True).minimum(lengths_M[:, None])
+            first_ML, end_ML = _blocks(scores_ML)
+            end_ML = end_ML.minimum(lengths_M[:, None])
         yield Ranking(groups_M, lengths_M, values_ML, mask_ML, rank_L, first_ML, end_ML, tied)
+
+
+def _blocks(scores_ML: Tensor) -> tuple[Tensor, Tensor]:
+    """The slots before the block of equal scores of each slot, and those up to its end; scores fall in each row."""
+    width = scores_ML.shape[1]
+    place_L = torch.arange(1, width, device=scores_ML.device)
+    new_ML = scores_ML[:, 1:] != scores_ML[:, :-1]
+    first_ML = F.pad(place_L.where(new_ML, 0), (1, 0)).cummax(1).values
+    ends_ML = F.pad(place_L.where(new_ML, width), (0, 1), value=width)
+    return first_ML, ends_ML.flip(1).cummin(1).values.flip(1)
 
 
 def undefined(offsets_Q1: Tensor) -> Tensor:

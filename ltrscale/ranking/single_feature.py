@@ -8,15 +8,16 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, V values of a fea
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.batch import group_index, sum_by_group
 from ltrscale.config import Strict
-from ltrscale.ranking.metrics import ndcg
+from ltrscale.ranking.metrics import exponential_gain, gain_ndcg
 
 FEWEST = 30
 """Minimum number of lists with a relevant document; fewer say nothing about an order."""
@@ -135,25 +136,59 @@ def single_features(
         relevant_from: the lowest label of a relevant document.
     """
     labels_N = labels_N.float()
-    group_N = group_index(offsets_Q1, len(labels_N))
-    random, lists = _mean_ndcg(torch.zeros_like(labels_N), labels_N, offsets_Q1, k)
+    lists = _Lists.of(labels_N, offsets_Q1, k)
+    relevant_N = labels_N >= relevant_from
+    random, defined = lists.mean_ndcg(torch.zeros_like(labels_N))
     results = []
     for name, codes, x_N in zip(names, categorical, features_NF.T.contiguous(), strict=True):
-        orders = [_by_code(x_N, labels_N, group_N)] if codes else _both_ways(x_N)
-        best = max((_mean_ndcg(scores_N, labels_N, offsets_Q1, k)[0] for scores_N in orders), default=random)
-        mark = max(_marked(x_N, labels_N >= relevant_from), key=lambda marked: marked.certain, default=None)
-        values: dict[str, Any] = {"varies": _varies(x_N, offsets_Q1), "distinct": _distinct(x_N)}
-        near_N = x_N if codes else _binned(x_N)
-        values["shaped"] = _mean_ndcg(_by_code(near_N, labels_N, group_N), labels_N, offsets_Q1, k)[0]
-        results.append(SingleFeature(name=name, k=k, ndcg=best, random=random, lists=lists, there=mark, **values))
+        known_N = np.sort(x_N[~x_N.isnan()].numpy())
+        values_V, count_V = torch.unique_consecutive(torch.from_numpy(known_N), return_counts=True)
+        near_N = lists.by_code(*(_codes(x_N) if codes else _bins(x_N, known_N)))
+        near = lists.mean_ndcg(near_N)[0]
+        best = near if codes else max(lists.mean_ndcg(scores_N)[0] for scores_N in _both_ways(x_N))
+        usual = float(values_V[int(count_V.numpy().argmax())]) if len(values_V) else None
+        mark = max(_marked(x_N, usual, relevant_N), key=lambda marked: marked.certain, default=None)
+        values: dict[str, Any] = {"varies": lists.varies(x_N), "distinct": _distinct(values_V), "shaped": near}
+        results.append(SingleFeature(name=name, k=k, ndcg=best, random=random, lists=defined, there=mark, **values))
     return results
 
 
-def _mean_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, k: int) -> tuple[float, int]:
-    """The mean over the groups that define NDCG (0 if none do), and their number."""
-    values_Q = ndcg(scores_N, labels_N, offsets_Q1, k=k)
-    defined_Q = ~values_Q.isnan()
-    return float(values_Q[defined_Q].sum() / defined_Q.sum().clamp(min=1)), int(defined_Q.sum())
+class _Lists(NamedTuple):
+    """The lists with what all features ask of them."""
+
+    gains_N: Tensor
+    labels_N: Tensor
+    offsets_Q1: Tensor
+    k: int
+    half_N: Tensor
+    """0 or 1: which half of the lists a document is in."""
+    first_N: Tensor
+    """The first document of its list."""
+
+    @classmethod
+    def of(cls, labels_N: Tensor, offsets_Q1: Tensor, k: int) -> Self:
+        half_N, first_N = group_index(offsets_Q1) % 2, offsets_Q1[:-1].repeat_interleave(offsets_Q1.diff())
+        return cls(exponential_gain(labels_N), labels_N.double(), offsets_Q1, k, half_N, first_N)
+
+    def mean_ndcg(self, scores_N: Tensor) -> tuple[float, int]:
+        """The mean over the groups that define NDCG (0 if none do), and their number."""
+        values_Q = gain_ndcg(scores_N, self.gains_N, self.offsets_Q1, k=self.k)
+        defined_Q = ~values_Q.isnan()
+        return float(values_Q[defined_Q].sum() / defined_Q.sum().clamp(min=1)), int(defined_Q.sum())
+
+    def by_code(self, code_N: Tensor, n_codes: int) -> Tensor:
+        """The mean label of each document's code in the lists of the other half, shape [N]."""
+        place_N = self.half_N * n_codes + code_N
+        sums = torch.bincount(place_N, self.labels_N, minlength=2 * n_codes)
+        means = (sums + self.labels_N.mean()) / (torch.bincount(place_N, minlength=2 * n_codes) + 1)
+        return means.roll(n_codes)[place_N]
+
+    def varies(self, x_N: Tensor) -> float:
+        """The share of the groups of at least two documents whose values are not all equal."""
+        first_N = x_N[self.first_N]
+        differs_N = (x_N != first_N) & ~(x_N.isnan() & first_N.isnan())
+        differs_Q = sum_by_group(differs_N.long(), self.offsets_Q1) > 0
+        return float(differs_Q.sum() / (self.offsets_Q1.diff() > 1).sum().clamp(min=1))
 
 
 def _both_ways(x_N: Tensor) -> list[Tensor]:
@@ -161,33 +196,23 @@ def _both_ways(x_N: Tensor) -> list[Tensor]:
     return [x_N.masked_fill(missing_N, -torch.inf), (-x_N).masked_fill(missing_N, -torch.inf)]
 
 
-def _binned(x_N: Tensor) -> Tensor:
-    """The bin number of each value, with bins of equal count; NaN where missing."""
-    known = x_N[x_N.isfinite()].numpy()
-    edges = np.unique(np.quantile(known, np.linspace(0, 1, _SHAPES + 1)[1:-1])) if len(known) else known
-    bins_N = torch.from_numpy(np.searchsorted(edges, x_N.numpy(), side="right")).to(x_N.dtype)
-    return bins_N.masked_fill(x_N.isnan(), torch.nan)
+def _bins(x_N: Tensor, known_N: NDArray[Any]) -> tuple[Tensor, int]:
+    """The bin of each value, 0 where missing, with bins of equal count; and how many numbers there are."""
+    finite_N = known_N[np.isfinite(known_N)]
+    edges = np.unique(np.quantile(finite_N, np.linspace(0, 1, _SHAPES + 1)[1:-1])) if len(finite_N) else finite_N
+    bins_N = torch.from_numpy(np.searchsorted(edges, x_N.numpy(), side="right")) + 1
+    return bins_N.masked_fill_(x_N.isnan(), 0), len(edges) + 2
 
 
-def _by_code(x_N: Tensor, labels_N: Tensor, group_N: Tensor) -> Tensor:
-    """The mean label of each document's code in the lists of the other half, shape [N]."""
+def _codes(x_N: Tensor) -> tuple[Tensor, int]:
+    """The number of each value among those of the feature, and how many there are."""
     values_V, codes_N = np.unique(x_N.nan_to_num(nan=-1.0).numpy(), return_inverse=True)
-    code_N = torch.from_numpy(codes_N)
-    mean, scores_N = labels_N.double().mean(), torch.empty(len(x_N), dtype=torch.float64)
-    for half in (0, 1):
-        mine_N = group_N % 2 == half
-        sum_V = torch.zeros(len(values_V), dtype=torch.float64)
-        sum_V.index_add_(0, code_N[~mine_N], labels_N[~mine_N].double())
-        count_V = torch.bincount(code_N[~mine_N], minlength=len(values_V))
-        scores_N[mine_N] = ((sum_V + mean) / (count_V + 1))[code_N[mine_N]]
-    return scores_N
+    return torch.from_numpy(codes_N), len(values_V)
 
 
-def _marked(x_N: Tensor, relevant_N: Tensor) -> Iterator[Presence]:
+def _marked(x_N: Tensor, usual: float | None, relevant_N: Tensor) -> Iterator[Presence]:
     """The documents with a known, missing or unusual value, where these differ from the rest."""
     present_N = ~x_N.isnan()
-    values_V, count_V = np.unique(x_N[present_N].numpy(), return_counts=True)
-    usual = float(values_V[count_V.argmax()]) if len(values_V) else None
     base = float(relevant_N.double().mean()) if len(x_N) else 1.0
     for state, marked_N in (("known", present_N), ("missing", ~present_N), ("unusual", present_N & (x_N != usual))):
         n, n_relevant = int(marked_N.sum()), int((marked_N & relevant_N).sum())
@@ -210,16 +235,6 @@ def _wilson_low(successes: int, n: int) -> float:
     return (share + _Z**2 / (2 * n) - half) / (1 + _Z**2 / n)
 
 
-def _distinct(x_N: Tensor) -> int:
-    finite_N = x_N[x_N.isfinite()]
-    return len(np.unique(finite_N.numpy())) if bool((finite_N == finite_N.floor()).all()) else 0
-
-
-def _varies(x_N: Tensor, offsets_Q1: Tensor) -> float:
-    """The share of the groups of at least two documents whose values are not all equal."""
-    lengths_Q = offsets_Q1.diff()
-    several_Q = lengths_Q > 1
-    first_N = offsets_Q1[:-1].repeat_interleave(lengths_Q)
-    differs_N = (x_N != x_N[first_N]) & ~(x_N.isnan() & x_N[first_N].isnan())
-    differs_Q = sum_by_group(differs_N.long(), offsets_Q1) > 0
-    return float(differs_Q.sum() / several_Q.sum().clamp(min=1))
+def _distinct(values_V: Tensor) -> int:
+    finite_V = values_V[values_V.isfinite()]
+    return len(finite_V) if bool((finite_V == finite_V.floor()).all()) else 0
