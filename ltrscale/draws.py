@@ -25,7 +25,11 @@ def permutation(n: int, *parts: int | str) -> NDArray[np.int64]:
 
     It sorts the raw output of PCG64, which numpy promises not to change; `Generator.permutation` has no such promise.
     """
-    return np.argsort(np.random.PCG64(mix(*parts)).random_raw(n), kind="stable").astype(np.int64)
+    bits = np.random.PCG64(mix(*parts)).random_raw(n)
+    order = np.argsort(bits)  # in a third of the time of a stable sort, which only equal bits need
+    rising = bits[order]
+    order = order if (rising[1:] > rising[:-1]).all() else np.argsort(bits, kind="stable")
+    return order.astype(np.int64, copy=False)
 
 
 def among_first(n: int, k: int, *parts: int | str) -> NDArray[np.bool_]:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ltrscale.draws import among_first, permutation
+from ltrscale.draws import among_first, mix, permutation
 
 
 @pytest.mark.parametrize(
@@ -13,3 +13,9 @@ def test_the_first_of_a_permutation_need_no_sorting(n: int, k: int) -> None:
     expected = np.zeros(n, np.bool_)
     expected[permutation(n, "a", 3)[:k]] = True
     assert np.array_equal(among_first(n, k, "a", 3), expected)
+
+
+@pytest.mark.parametrize("n", [0, 1, 2, 100_000])
+def test_a_permutation_is_that_of_a_stable_sort(n: int) -> None:
+    bits = np.random.PCG64(mix("a", 3)).random_raw(n)
+    assert permutation(n, "a", 3).tolist() == np.argsort(bits, kind="stable").tolist()

@@ -19,7 +19,7 @@ from ltrscale import storage
 from ltrscale.data.dataset.feature_column import as_lists
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.labelled import each_row_group, labelled_queries
-from ltrscale.data.dataset.manifest import Dataset
+from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.data.dataset.origin import origins
 from ltrscale.data.dataset.periods import SplitPart, check_in_order, resolve_periods, with_periods_named
 from ltrscale.data.dataset.relevant import check_teaches
@@ -186,11 +186,15 @@ def equal_periods(periods_of: Iterable[tuple[Dataset, Collection[str]]]) -> Iter
         InputError: a file cannot be read.
     """
     by_counts = defaultdict[object, list[tuple[Place, DataFiles]]](list)
+    number_of = dict[tuple[Feature, ...], int]()
     for dataset, periods in periods_of:
-        for period, files in dataset.manifest.files.by_period.items():
-            if period in periods and (counts := files.counts()).groups >= _FEWEST:
-                stored = dataset.manifest.stored.get(period, dataset.manifest.features)
-                by_counts[*counts, files.longest, stored].append(((dataset.url, period), files))
+        wanted, manifest = frozenset(periods), dataset.manifest
+        of_all = number_of.setdefault(manifest.features, len(number_of))
+        for period, files in manifest.files.by_period.items():
+            if period in wanted and (counts := files.counts()).groups >= _FEWEST:
+                stored = manifest.stored.get(period)
+                number = of_all if stored is None else number_of.setdefault(stored, len(number_of))
+                by_counts[*counts, files.longest, number].append(((dataset.url, period), files))
     for alike in by_counts.values():
         found = dict[str, Place]()
         for place, files in alike if len(alike) > 1 else ():

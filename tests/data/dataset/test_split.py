@@ -11,7 +11,7 @@ from preparing import prepare
 
 from ltrscale import config, storage
 from ltrscale.data.dataset import disjoint
-from ltrscale.data.dataset.disjoint import check_disjoint, joined_splits
+from ltrscale.data.dataset.disjoint import check_disjoint, equal_periods, joined_splits
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.periods import resolve_periods, with_periods_named
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -38,6 +38,18 @@ def weeks(make_dataset: Make) -> Any:
 def splits(url: str, train: str, validation: str, test: str, gap: int = 0) -> Splits:
     train_, validation_, test_ = (Split(data=(url,), periods=(p,)) for p in (train, validation, test))
     return Splits(train=train_, validation=validation_, test=test_, gap=gap)
+
+
+class Unsearched(tuple[str, ...]):
+    """Periods that nobody looks through for each period of a data set."""
+
+    def __contains__(self, period: object) -> bool:
+        raise AssertionError(period)
+
+
+def test_looking_for_equal_periods_takes_time_by_their_number_and_not_by_its_square(weeks: Any) -> None:
+    dataset = open_dataset(weeks.url)
+    assert [*equal_periods([(dataset, Unsearched(WEEKS))])] == [*equal_periods([(dataset, WEEKS)])]
 
 
 def test_a_split_reads_plain_text_dates_and_numbers() -> None:
