@@ -10,7 +10,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ltrscale.errors import InputError
@@ -49,18 +49,20 @@ def parse_manifest(data: bytes, path: str) -> dict[str, Any]:
     return manifest
 
 
-def _files_in(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of the files that a manifest itself lists, by their dotted keys in it."""
-    lists = {f"{key}.{i}": entry for key in _LISTS for i, entry in enumerate(manifest.get(key, []))}
-    single = {key: manifest.get(key) for key in ("vocabulary", "statistics")}
-    return lists | {
-        key: file for key, file in single.items() if isinstance(file, Mapping) and file.get("path") is not None
-    }
+def _files_in(manifest: Mapping[str, Any]) -> Iterator[tuple[str, int | None, Any]]:
+    """The entries of the files that a manifest itself lists, with their keys and their numbers in lists."""
+    for key in _LISTS:
+        for number, entry in enumerate(manifest.get(key, [])):
+            yield key, number, entry
+    for key in ("vocabulary", "statistics"):
+        file = manifest.get(key)
+        if isinstance(file, Mapping) and file.get("path") is not None:
+            yield key, None, file
 
 
 def listed_in(manifest: Mapping[str, Any] | None) -> dict[str, str]:
     """Content hashes of a manifest's files by name, including the files beside the data."""
-    return {str(f["path"]): str(f["sha256"]) for f in _files_in(manifest or {}).values()}
+    return {str(file["path"]): str(file["sha256"]) for *_, file in _files_in(manifest or {})}
 
 
 def sizes_in(
@@ -78,7 +80,7 @@ def sizes_in(
         InputError: as `read_manifest_part`, or a part lists a path that cannot be below the directory.
     """
     manifest = manifest or {}
-    sizes: dict[str, int | None] = {str(file["path"]): file.get("bytes") for file in _files_in(manifest).values()}
+    sizes: dict[str, int | None] = {str(file["path"]): file.get("bytes") for *_, file in _files_in(manifest)}
     sizes |= {str(path): None for key in _PATHS for path in manifest.get(key, [])}
     for part in manifest.get("parts", []):
         try:
@@ -131,12 +133,13 @@ def check_files(manifest: Mapping[str, Any], where: str) -> None:
         if not isinstance(manifest.get(key, []), list):
             raise InputError(f"{where}: {key} is no list; make the directory again")
     seen = set[str]()
-    for place, file in _files_in(manifest).items():
+    for place, number, file in _files_in(manifest):
         fault = _file_fault(file)
         if fault is None and file["path"] in seen:
             fault = f"{file['path']!r} is listed twice"
         if fault:
-            raise InputError(f"{where}: {place}: {fault}; do not use the directory, make it again")
+            dotted = place if number is None else f"{place}.{number}"
+            raise InputError(f"{where}: {dotted}: {fault}; do not use the directory, make it again")
         seen.add(file["path"])
     for key in _PATHS:
         paths = manifest.get(key, [])
