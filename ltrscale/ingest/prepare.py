@@ -22,7 +22,6 @@ from ltrscale.ingest import additions
 from ltrscale.ingest.additions import joined_manifests
 from ltrscale.ingest.assembly import UnitIds, Written, write_unit
 from ltrscale.ingest.event_rows import EventRows, made_rows
-from ltrscale.ingest.events import Events
 from ltrscale.ingest.history_log import HistoryLog
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, cut_units, fingerprints, list_inputs
 from ltrscale.ingest.parallel import UnitsOnRay
@@ -127,17 +126,11 @@ class PrepareJob(Stage):
     def _rows(self) -> tuple[PrepareConfig, list[File], dict[str, int]]:
         """The settings and files of rows, and the counts of the events that they are made of, if they are."""
         config = self.own_settings()
-        if not isinstance(config.source, Events):
+        if config.source.rows is config.source:
             return config, self._files, {}
         out = f"{self.out.rstrip('/')}-rows"
-        EventRows(
-            out=out,
-            read=config.inputs,
-            source=config.source,
-            unit_mb=config.unit_mb,
-            memory=config.sort_memory,
-            ray=self.ray,
-        ).run()
+        shared = {"source": config.source, "unit_mb": config.unit_mb, "memory": config.sort_memory, "ray": self.ray}
+        EventRows.model_validate({"out": out, "read": config.inputs, **shared}).run()
         files, counts = made_rows(out)
         check_events(out, counts, config.max_rejected)
         return config.replace(source=config.source.rows), files, counts

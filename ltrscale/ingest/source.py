@@ -124,6 +124,11 @@ class Source(Config):
         return None
 
     @property
+    def rows(self) -> "Source":
+        """The source of the rows that `prepare` groups; another one if the files are events, of which it makes them."""
+        return self
+
+    @property
     def uses(self) -> ColumnMapping | ListColumns | None:
         """The uses of the columns; None for text without named columns."""
         return None
