@@ -44,7 +44,7 @@ _VALUES = 1 << 22
 _BATCH_ROWS = 1 << 16
 _SAVE_S = 120.0
 """The most seconds of work that an interruption costs, apart from the tasks in progress."""
-_MICROSECONDS = 60 * 10**6
+_MINUTE_US = 60 * 10**6
 
 
 class EventRows(Stage):
@@ -344,7 +344,7 @@ def _read(unit: Unit, numbers: Sequence[int], output: _Output) -> None:
 
 
 def _by_session(part: int, urls: Sequence[str], output: _Output) -> None:
-    window = int(output.settings.source.window_minutes * _MICROSECONDS)
+    window = int(output.settings.source.window_minutes * _MINUTE_US)
     with _loaded(part, urls, OWN, output) as db:
         by_session(db, window=window)
         dealt, schema = output.dealt("query", output.settings.events, "query"), output.settings.events

@@ -34,11 +34,11 @@ HalfLife = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,5}(\.[0-9]{1,15})?[smhdw
 """The same, which may be 41.6m."""
 
 
-def microseconds(duration: str) -> float:
+def in_microseconds(duration: str) -> float:
     """The length of a duration or half-life.
 
     Example:
-        >>> microseconds("2h")
+        >>> in_microseconds("2h")
         7200000000.0
     """
     return float(duration[:-1]) * _SECONDS[duration[-1]] * 1e6
@@ -233,8 +233,8 @@ class Pass:
 
     def moment(self, time: str, delay: str | None = None) -> str:
         """The time of a row, or at which an event is known, in whole steps, as microseconds since 1970."""
-        at = f"EPOCH_US({time})" + (f" + {microseconds(delay):.0f}" if delay else "")
-        step = f"{microseconds(self.config.step):.0f}"
+        at = f"EPOCH_US({time})" + (f" + {in_microseconds(delay):.0f}" if delay else "")
+        step = f"{in_microseconds(self.config.step):.0f}"
         return f"CAST(FLOOR(({at}) / {step}) AS BIGINT) * {step}"
 
     def known(self, time: str) -> str:
@@ -249,7 +249,7 @@ class Pass:
         nulls = [f"NULL AS {name}" for name in (*known.values.values(), "one")]
         rows = f"SELECT {', '.join([f'{self.moment(quoted(time))} AS t', *_keys(by), *nulls])} FROM rows"
         key = ", ".join(f"k{i}" for i in range(len(by)))
-        length = known.block or (microseconds(window) if window else None)
+        length = known.block or (in_microseconds(window) if window else None)
         start = f"{length:.0f} PRECEDING" if length else "UNBOUNDED PRECEDING"
         block, blocks = known.block, f"b, {key}" if known.block else key
         marks = f"{events} UNION ALL {rows}"
@@ -294,7 +294,7 @@ class _Known:
     @property
     def block(self) -> int | None:
         """The length of a block in microseconds; None without a half-life."""
-        return round(_BLOCK * microseconds(self.half_life)) if self.half_life else None
+        return round(_BLOCK * in_microseconds(self.half_life)) if self.half_life else None
 
     def total(self, column: str | None) -> str:
         """The weighted sum of a column; of 1 without one."""
@@ -313,7 +313,7 @@ class _Known:
         name = self._named(f"SUM(CAST({value} AS DECIMAL(38, 9)))")
         if self.half_life is None:
             return f"COALESCE(CAST(SUM({name}) OVER known AS DOUBLE), 0)"
-        age = f"(t - b * {self.block}) / {microseconds(self.half_life)!r}"
+        age = f"(t - b * {self.block}) / {in_microseconds(self.half_life)!r}"
         weighted = f"SUM(CAST({name} AS DOUBLE) * POWER(2, {age})) OVER known"
         return f"COALESCE({weighted} * POWER(2, -({age})), 0)"
 

@@ -52,11 +52,15 @@ COMPLETE: dict[str, dict[str, Any]] = {
     "Match": {"counted": "2026-W01"},
     "Fold": {"number": 0, "of": 2},
     "OuterFold": {"number": 0, "of": 2},
+    "Events": {"tables": "ubi", "columns": {"query": "query", "features": ["position"], "label": "grade"}},
 }
 """Keys that some configs need beside those without a default."""
 
 NEED_OTHERS = {
     "CatBoostConfig.label_gain",
+    "ColumnMapping.encoding",
+    "ColumnMapping.labels",
+    "ColumnMapping.optional",
     "DLCMConfig.feature",
     "DLCMConfig.initial_rank",
     "Dimension.high",
@@ -64,8 +68,10 @@ NEED_OTHERS = {
     "Dimension.log",
     "Dimension.low",
     "Dimension.step",
+    "Events.merge",
     "ExplainJob.items",
     "InputFiles.group_sizes",
+    "InputFiles.since",
     "InputFiles.table",
     "InputFiles.version",
     "InterleaveJob.scores",
