@@ -2,7 +2,8 @@ r"""Erase documents or query groups from a data set by their ids, and name what 
 
 After `make compare`, the query groups whose ids are in a file:
 
-  python -m jobs.erase --set data=runs/demo/data --set ids=ids.txt --set under=runs
+  python -m jobs.erase --set data=runs/demo/data --set ids=ids.txt \
+      --set under=runs
 """
 
 from jobs.cli import Command, Job, main
