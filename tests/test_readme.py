@@ -15,12 +15,15 @@ from shopping_log import shopping_log
 from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
 from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.evaluation.verdict import Offline
 from ltrscale.experiments.first.init import InitJob
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.trees.configs import LightGBMConfig
 
 TESTS = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
@@ -84,14 +87,18 @@ def test_every_config_shown_is_used_by_a_command_or_is_one_of_splits() -> None:
     for block in (block for page in PAGES for block in blocks(page, "yaml")):
         if named := re.match(r"# (\w+\.yaml)\b", block.text):
             assert (block.page, named[1]) in used
+        elif {*(values := yaml.safe_load(block.text))} == {"out", "prepare"}:
+            validate(PrepareJob, values, f"{block.page}:{block.line}")
         else:
-            ((key, values),) = yaml.safe_load(block.text).items()
+            ((key, values),) = values.items()
             kind, beside = {
                 "splits": (Splits, {}),
                 "evaluate": (EvaluateSettings, {}),
                 "finetune": (FinetuneConfig, {}),
                 "network": (NetworkConfig, {}),
                 "workers": (WorkersConfig, {}),
+                "gbdt": (LightGBMConfig, {}),
+                "offline": (Offline, {}),
                 "columns": (ColumnMapping, {"query": "search_id"}),
                 "source": (Items, {"columns": {"query": "qid", "features": ["bm25"]}}),
             }[key]
