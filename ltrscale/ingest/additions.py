@@ -106,6 +106,12 @@ def _in_order(existing: Dataset, features: Sequence[Feature], url: str) -> tuple
     return kept + new
 
 
+def taken_periods(old: Manifest, features: Sequence[Feature], *, late: bool) -> frozenset[str]:
+    """The periods that nothing can be added to; `late` groups join those whose files have the same features."""
+    same = [period for period in old.periods if old.stored.get(period, old.features) == tuple(features)]
+    return frozenset(old.periods).difference(same if late else ())
+
+
 def check_types(existing: Dataset, source: Source, file: File) -> None:
     """Refuse, with an InputError, a file whose columns have other types than those of a data set's features."""
     mapping = source.mapping
@@ -289,7 +295,7 @@ def _lacking(features: Sequence[Feature], *parts: Manifest) -> tuple[Lacking, ..
             absent = tuple(feature.name for feature in features if feature.name not in stored)
             periods_by_names[absent] += each.periods
     return tuple(
-        Lacking(features=names, periods=tuple(sorted(periods)))
+        Lacking(features=names, periods=tuple(sorted({*periods})))
         for names, periods in periods_by_names.items()
         if names and periods
     )

@@ -271,8 +271,9 @@ def _free(period: str, file: str, settings: UnitSettings) -> str:
     """The period, checked to be a valid directory name and not taken."""
     if period in settings.taken:
         raise InputError(
-            f"{file}: period {period!r} is in {settings.out} already, and only new periods can be added; leave its "
-            "rows out of the inputs, or prepare them into another directory (a job takes several data sets)"
+            f"{file}: period {period!r} is in {settings.out} already, and only new periods can be added, or late "
+            "events with the features that it has; leave its rows out of the inputs, or prepare them into another "
+            "directory (a job takes several data sets)"
         )
     if not _PERIOD.fullmatch(period) or ".." in period:  # a split writes a range of periods as A..B
         raise InputError(

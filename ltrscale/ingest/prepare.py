@@ -178,15 +178,16 @@ def _settings(
 ) -> tuple[UnitSettings, list[Unit]]:
     """The units, and what their work needs: the features, then the encoding of texts, then what fills gaps.
 
-    Groups may join existing periods if they come of `late` events.
+    Groups may join existing periods of the same features if they come of `late` events.
     """
     if existing is not None:
         additions.check_types(existing, config.source, files[0])
     settings = UnitSettings(config, config.source.find_features(files), files[0], commit.url)
     first = 0
     if existing is not None:
-        features, taken = additions.check_addable(existing, settings), () if late else existing.manifest.periods
-        settings = replace(settings, features=features, taken=frozenset(taken))
+        features = additions.check_addable(existing, settings)
+        taken = additions.taken_periods(existing.manifest, features, late=late)
+        settings = replace(settings, features=features, taken=taken)
         first = additions.next_unit(existing.manifest)
     sizes = storage.at_once(storage.size, [file.url for file in files])
     units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
