@@ -108,7 +108,8 @@ def by_query(db: duckdb.DuckDBPyConnection, *, carried: int, name: str | None = 
                 coalesce(grade, 0) AS grade, coalesce(revenue, 0) AS revenue, 1 AS weight, {_listed(columns)}
             FROM firsts LEFT JOIN (
                 SELECT query, item, max((act = 1)::INT) AS click, max((act = 2)::INT) AS cart,
-                    max((act = 3)::INT) AS "order", max(act) AS grade, sum(revenue ORDER BY revenue) AS revenue
+                    max((act = 3)::INT) AS "order", max(act) AS grade,
+                    sum(CASE WHEN act = 3 THEN revenue END ORDER BY revenue) AS revenue
                 FROM kept WHERE act > 0 GROUP BY query, item
             ) USING (query, item) ORDER BY began, query, position, item;
     """)

@@ -29,8 +29,8 @@ from ltrscale.data.ids import hash_ids
 from ltrscale.data.times import periods
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.ingest.attribution import NAMED, by_name, by_query, by_session, database_of, rows_in_view
-from ltrscale.ingest.event_tables import ACTS, LEFT, MADE, OWN, EventFile
-from ltrscale.ingest.events import Events
+from ltrscale.ingest.event_tables import ACTS, LEFT, MADE, OWN, SHOWN, EventFile
+from ltrscale.ingest.events import ROWS_OF, Events
 from ltrscale.ingest.inputs import Inputs, Unit, cut_units, fingerprints, list_inputs
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.parallel import each_done
@@ -92,7 +92,7 @@ class EventRows(Stage):
                 raise InputError(
                     f"{self._files[0].url}: no item is shown in a list; see docs/events.md ({dict(counts)})"
                 )
-            listed = [vars(file) for file in commit.files if file.path.startswith((_ROWS_OF, _LEFT_OF))]
+            listed = [vars(file) for file in commit.files if file.path.startswith((ROWS_OF, _LEFT_OF))]
             made = {"counts": dict(sorted(counts.items())), "made_by": dict(origin)}
             commit.finish({"format": "ltrscale-event-rows", "files": listed, **made})
         report({"stage": self.stage, **counts})
@@ -103,14 +103,7 @@ def _shown(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def made_rows(url: str) -> tuple[list[File], dict[str, int]]:
-    """The files of rows of a directory of `EventRows`, by period and part, and its counts of events."""
-    manifest = storage.read_manifest(url) or {}
-    names = sorted(file["path"] for file in manifest["files"] if file["path"].startswith(_ROWS_OF))
-    return [File(url=storage.join(url, name)) for name in names], manifest["counts"]
-
-
-_ROWS_OF, _LEFT_OF, _DEALT = "rows/", "left-over/", "dealt/"
+_LEFT_OF, _DEALT = "left-over/", "dealt/"
 
 
 @dataclass(frozen=True)
@@ -135,12 +128,16 @@ class _Settings:
     @property
     def events(self) -> pa.Schema:
         """The columns of events."""
-        return pa.schema([*OWN, *self.carried])
+        return pa.schema([*OWN, *self._shown])
 
     @property
     def rows(self) -> pa.Schema:
         """The columns of rows while they may become one by name."""
-        return pa.schema([*NAMED, *MADE, *self.carried])
+        return pa.schema([*NAMED, *MADE, *self._shown])
+
+    @property
+    def _shown(self) -> list[pa.Field]:
+        return [field.with_name(SHOWN + field.name) for field in self.carried]
 
 
 @dataclass
@@ -266,12 +263,12 @@ class _Output:
             nonlocal last, write
             coded = table["period"].combine_chunks().dictionary_encode()
             starts = np.flatnonzero(np.diff(coded.indices.to_numpy(), prepend=-1)).tolist()
-            rows = table.drop_columns(NAMED.names)
+            rows = table.drop_columns(NAMED.names).rename_columns([*MADE.names, *self.settings.carried.names])
             self.counts["rows"] += len(rows)
             for start, end in pairwise([*starts, len(rows)]):
                 if (name := table["period"][start].as_py()) != last:
                     of_period.close()
-                    last, write = name, self._write(f"{_ROWS_OF}{name}/part-{number}", of_period)
+                    last, write = name, self._write(f"{ROWS_OF}{name}/part-{number}", of_period)
                 write(rows.slice(start, end - start))
 
         return self._buffer(self.settings.rows, split)
@@ -321,15 +318,16 @@ class _Buffer:
 def _read(unit: Unit, numbers: Sequence[int], output: _Output) -> None:
     """Read files: events with a query id go to their query; others, and what is shown, to their session."""
     source, counts, schema = output.settings.source, output.counts, output.settings.events
+    carried = {field.name: field.type for field in output.settings.carried}
     by_query, by_session = output.dealt("query", schema, "query"), output.dealt("session", OWN, "session")
     for file, number in zip(unit.files, numbers, strict=True):
-        for batch in EventFile.of(file, source.event_tables).read(number, source.columns.clock):
+        for batch in EventFile.of(file, source.event_tables).read(number, source.columns.clock, carried):
             counts["in"] += len(batch.events) + batch.counts.total()
             counts.update({f"left_over_{reason}": n for reason, n in batch.counts.items() if n})
             output.left.add(batch.left)
             columns = {name: batch.events[name] for name in batch.events.column_names}
             arrays = [
-                cols.in_type(field.name, columns[field.name], field.type, file.url)
+                cols.in_type(field.name.removeprefix(SHOWN), columns[field.name], field.type, file.url)
                 if field.name in columns
                 else pa.nulls(len(batch.events), field.type)
                 for field in schema
@@ -384,6 +382,7 @@ def _with_periods(rows: pa.Table, columns: ColumnMapping) -> pa.Table:
         names_N = pa.repeat("all", len(rows))
     else:
         names_N, _ = periods(rows["time"].combine_chunks(), columns.period, columns.clock)
+        names_N = names_N.fill_null("all")  # of a year without a name, which `prepare` rejects
     return rows.set_column(rows.column_names.index("period"), NAMED.field("period"), names_N)
 
 

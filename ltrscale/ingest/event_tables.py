@@ -55,6 +55,8 @@ LEFT = pa.schema(
     ]
 )
 """The columns of events that are left over."""
+SHOWN = "shown."
+"""What the names of columns that come with the items shown begin with until they are columns of rows."""
 _BATCH_ROWS = 1 << 14
 _JOINED = "|"
 _NUMBER = r"^\s*-?[0-9]+(\.[0-9]+)?\s*$"
@@ -111,7 +113,10 @@ class EventTable(Config):
             raise ValueError("give every or action, what all rows are or the column that says it")
         if (self.action is None) != (not self.acts_by_value()):
             raise ValueError("give action with its values under shown, click, cart and order, and no values without it")
-        lists = {path.partition("[]")[0] for path in self.paths() if "[]" in path}
+        paths = [path for path in (*self.paths(), *self.columns.values()) if "[]" in path]
+        if deep := [path for path in paths if path.count("[]") > 1]:
+            raise ValueError(f"{deep[0]}: a list within a list cannot be read; write its items as one list")
+        lists = {path.partition("[]")[0] for path in paths}
         if lists - {self.item.partition("[]")[0]} or ("[]" not in self.item and lists):
             raise ValueError(f"lists: {', '.join(sorted(lists))}; paths of items are in the list of item")
         if taken := [name for name in self.columns if name in MADE.names]:
@@ -220,14 +225,15 @@ class EventFile:
     def carried_types(self) -> dict[str, pa.DataType]:
         """Their types; those that the file lacks are null."""
         url, lake = self.file.url, self.file.lake
-        schema = parquet_schema(url, lake) if file_form(url) != "json" else self._lines().schema
+        nulls = dict.fromkeys(self.carried, pa.null())
+        schema = parquet_schema(url, lake) if file_form(url) != "json" else self._lines(nulls).schema
         rows = pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
         found = {name: _values(rows, path) for name, path in self.carried.items()}
         return {name: pa.null() if each is None else _plain_type(each.type) for name, each in found.items()}
 
-    def read(self, number: int, clock: Clock) -> Iterator[EventBatch]:
-        """The events, a batch of rows after the other; `number` is that of the file."""
-        for raw in self._rows():
+    def read(self, number: int, clock: Clock, carried: Mapping[str, pa.DataType]) -> Iterator[EventBatch]:
+        """The events, a batch of rows after the other; `number` is that of the file, `carried` the types in all."""
+        for raw in self._rows(carried):
             events, reasons_M = _Batch(self.table, self.carried, raw.rows).events(raw.lines_N, number, clock)
             counts = Counter[str](reasons_M[reasons_M != ""].tolist())
             counts["unparsable"] += len(raw.rejected)
@@ -238,16 +244,17 @@ class EventFile:
             left = pa.concat_tables([left.filter(pa.array(listed_M)).cast(LEFT), pa.Table.from_pylist(bad, LEFT)])
             yield EventBatch(events.filter(pa.array(reasons_M == "")), left, counts)
 
-    def _rows(self) -> Iterator[Raw]:
+    def _rows(self, carried: Mapping[str, pa.DataType]) -> Iterator[Raw]:
         if file_form(self.file.url) == "json":
-            return iter(self._lines())
+            return iter(self._lines(carried))
         needed = {_first(path) for path in self._paths()}
         names = [name for name in self.names if name in needed]
         return read_parquet(self.file.url, names, _BATCH_ROWS, self.file.lake)
 
-    def _lines(self) -> NestedReader:
-        numbers = [path for path in (self.table.position, self.table.revenue) if path]
-        return NestedReader.of(self.file.url, self._paths(), numbers, _BATCH_ROWS)
+    def _lines(self, carried: Mapping[str, pa.DataType]) -> NestedReader:
+        types = {path: carried[name] for name, path in self.carried.items()}
+        types |= {path: pa.float64() for path in (self.table.position, self.table.revenue) if path}
+        return NestedReader.of(self.file.url, self._paths(), types, _BATCH_ROWS)
 
     def _paths(self) -> list[str]:
         return [*dict.fromkeys([*self.table.paths(), *self.carried.values()])]
@@ -335,7 +342,7 @@ class _Batch:
         """The columns that come with the items shown, null for other events."""
         columns = {name: self._at(path) for name, path in self.carried.items()}
         return {
-            name: pc.if_else(pa.array(self.shown_M), column, pa.scalar(None, column.type))
+            SHOWN + name: pc.if_else(pa.array(self.shown_M), column, pa.scalar(None, column.type))
             for name, column in columns.items()
         }
 

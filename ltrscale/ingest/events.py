@@ -8,12 +8,14 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.data import columns as cols
-from ltrscale.ingest.event_tables import GA4, UBI, EventFile, EventTable
+from ltrscale.ingest.event_tables import GA4, MADE, UBI, EventFile, EventTable
 from ltrscale.ingest.items import Items
-from ltrscale.ingest.mapping import ColumnMapping
+from ltrscale.ingest.mapping import ColumnMapping, named_columns
 from ltrscale.ingest.source import File, Needs, Source
-from ltrscale.ingest.tables import Join
+from ltrscale.ingest.tables import Join, file_form, join_keys
 
+ROWS_OF = "rows/"
+"""What the paths of files of rows begin with."""
 _READY = {"ubi": UBI, "ga4": GA4}
 
 
@@ -54,8 +56,13 @@ class Events(Source):
 
     @property
     def rows(self) -> Items:
-        """The source of the rows that events become."""
-        return Items(columns=self.columns, joins=self.joins)
+        """The source of the rows that events become; patterns match no column of what came of them."""
+        exclude = dict.fromkeys([*self.columns.exclude, *MADE.names])
+        return Items(columns=self.columns.replace(exclude=tuple(exclude)), joins=self.joins)
+
+    def files_beside(self) -> list[str]:
+        """The joined tables, and the files of a tokenizer."""
+        return self.rows.files_beside()
 
     def for_scoring(self, needs: Needs) -> Items:
         """The source of rows to rank: they are items, not events."""
@@ -69,4 +76,30 @@ class Events(Source):
             for name, kind in of_file.items():
                 before, first = found.get(name, (kind, file.url))
                 found[name] = cols.wider_type(name, before, kind, file.url, first), first
-        return pa.schema([(name, pa.string() if pa.types.is_null(kind) else kind) for name, (kind, _) in found.items()])
+        numbers = self._numbers([*found])
+        in_json = any(file_form(file.url) == "json" for file in files)
+
+        def type_of(name: str, kind: pa.DataType) -> pa.DataType:
+            if name in numbers and (pa.types.is_null(kind) or (in_json and pa.types.is_integer(kind))):
+                return pa.float64()  # later lines may have fractions
+            return pa.string() if pa.types.is_null(kind) else kind
+
+        return pa.schema([(name, type_of(name, kind)) for name, (kind, _) in found.items()])
+
+    def _numbers(self, names: Sequence[str]) -> set[str]:
+        """The columns of some names that are numeric features, and nothing else."""
+        uses = self.columns
+        others = {*named_columns(names, uses.categorical), *uses.beside_features(), *join_keys(self.joins)}
+        return {*named_columns(names, uses.features)} - others
+
+
+def place_of_rows(data: str) -> str:
+    """The directory of the rows that a data set is made of."""
+    return f"{data.rstrip('/')}-rows"
+
+
+def made_rows(url: str) -> tuple[list[File], dict[str, int]]:
+    """The files of rows of a directory of `EventRows`, by period and part, and its counts of events."""
+    manifest = storage.read_manifest(url) or {"files": [], "counts": {}}
+    names = sorted(file["path"] for file in manifest["files"] if file["path"].startswith(ROWS_OF))
+    return [File(url=storage.join(url, name)) for name in names], manifest["counts"]

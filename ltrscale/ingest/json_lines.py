@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -116,20 +116,20 @@ _Tree = dict[str, Any]
 class NestedReader(JsonReader):
     """Reads the values at paths such as `event.object.id` and `items[].id`, and nothing else (see `JsonReader`).
 
-    A path without a value in the first 1,000 lines has texts, so that a later value of another type is a bad line, and
-    not one that nobody reads.
+    A path without a value in the first 1,000 lines has values of a given type, by default texts, so that a later value
+    of another type is a bad line, and not one that nobody reads.
     """
 
     @classmethod
-    def of(cls, url: str, paths: Sequence[str], numbers: Collection[str], batch_rows: int) -> Self:
-        """The reader of these paths; values at those of `numbers` are numbers where they have no value either."""
+    def of(cls, url: str, paths: Sequence[str], types: Mapping[str, pa.DataType], batch_rows: int) -> Self:
+        """The reader of these paths; whole numbers are also numbers with fractions where `types` says so."""
         objects, tree = sniffed_objects(url), _Tree()
         for path in paths:
             *above, last = path.split(".")
             below = tree
             for step in above:
                 below = below.setdefault(step, {})
-            below[last] = _type_at(objects, path, pa.float64() if path in numbers else pa.string())
+            below[last] = _type_at(objects, path, types.get(path, pa.string()))
         schema = _struct(tree)
         return cls(url, schema, schema.names, (), "", batch_rows)
 
@@ -146,7 +146,8 @@ def _type_at(objects: Iterable[dict[str, object]], path: str, default: pa.DataTy
             values = [element for value in values if isinstance(value, list) for element in value]
     kinds = Counter(type(value) for value in values if value is not None and value == value)
     kind = _json_type(kinds) if kinds else default
-    return default if pa.types.is_nested(kind) else kind
+    wider = pa.types.is_integer(kind) and pa.types.is_floating(default)
+    return default if wider or pa.types.is_nested(kind) else kind
 
 
 def _struct(tree: _Tree) -> pa.Schema:

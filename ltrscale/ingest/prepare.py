@@ -21,7 +21,8 @@ from ltrscale.data.ids import QueryIds
 from ltrscale.ingest import additions
 from ltrscale.ingest.additions import joined_manifests
 from ltrscale.ingest.assembly import UnitIds, Written, write_unit
-from ltrscale.ingest.event_rows import EventRows, made_rows
+from ltrscale.ingest.event_rows import EventRows
+from ltrscale.ingest.events import made_rows, place_of_rows
 from ltrscale.ingest.history_log import HistoryLog
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, cut_units, fingerprints, list_inputs
 from ltrscale.ingest.parallel import UnitsOnRay
@@ -128,7 +129,7 @@ class PrepareJob(Stage):
         config = self.own_settings()
         if config.source.rows is config.source:
             return config, self._files, {}
-        out = f"{self.out.rstrip('/')}-rows"
+        out = place_of_rows(self.out)
         shared = {"source": config.source, "unit_mb": config.unit_mb, "memory": config.sort_memory, "ray": self.ray}
         EventRows.model_validate({"out": out, "read": config.inputs, **shared}).run()
         files, counts = made_rows(out)

@@ -27,9 +27,10 @@ from ltrscale.data.times import instants, microseconds
 from ltrscale.errors import InputError
 from ltrscale.ingest import event_rows
 from ltrscale.ingest.attribution import NAMED, by_query, by_session, database_of, rows_in_view
-from ltrscale.ingest.event_rows import EventRows, made_rows
+from ltrscale.ingest.event_rows import EventRows
 from ltrscale.ingest.event_tables import ACTS, LEFT, MADE, OWN
-from ltrscale.ingest.inputs import PrepareConfig
+from ltrscale.ingest.events import made_rows
+from ltrscale.ingest.inputs import PrepareConfig, raw_files
 from ltrscale.ingest.remarks import RejectedRowsError
 
 TINY = 0.02
@@ -460,6 +461,8 @@ def test_tables_that_cannot_be_are_refused(tmp_path: Path) -> None:
         ({"click": [], "cart": [], "order": [], "shown": []}, "with its values"),
         ({"position": "items[].place"}, "in the list of item"),
         ({"columns": {"weight": "w"}}, "'weight' is a column that events make"),
+        ({"item": "items[].id", "columns": {"price": "prices[].value"}}, "in the list of item"),
+        ({"item": "orders[].items[].id"}, "a list within a list cannot be read"),
     ):
         with pytest.raises(ValidationError, match=message):
             config("x", tables=[{**TABLE, **change}])
@@ -478,6 +481,81 @@ def test_tables_that_cannot_be_are_refused(tmp_path: Path) -> None:
     write_json([Event("click", "q1", None, "a", 5, f=0.0)], tmp_path / "goals" / "0.jsonl")
     with pytest.raises(InputError, match="no item is shown in a list"):
         prepare(config(str(tmp_path / "goals")), str(tmp_path / "out"))
+
+
+def lists_of(queries: Sequence[str], **values: Any) -> list[dict[str, Any]]:
+    """Three items that each list shows, of which the second is clicked."""
+    event = {"time": 1_000_000_000, "session": "s"}
+    shown = [
+        {**event, "act": "shown", "query": query, "item": item, "f": place, **values}
+        for query in queries
+        for place, item in enumerate("abc")
+    ]
+    return shown + [{**event, "act": "click", "query": query, "item": "b"} for query in queries]
+
+
+def write_objects(events: Sequence[dict[str, Any]], path: Path) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(each) + "\n" for each in events))
+    return str(path)
+
+
+def test_late_events_join_only_periods_of_the_same_features(tmp_path: Path) -> None:
+    out, both = str(tmp_path / "out"), {**TABLE, "columns": ["f", "g"]}
+    columns = {**COLUMNS, "features": ["f", "g"]}
+    prepare(config(write_objects(lists_of(["q1"]), tmp_path / "0.jsonl"), add=True), out)
+    later = [{**each, "time": 1_001_000_000} for each in lists_of(["q2"], g=0.5)]
+    with_g = {"tables": [both], "columns": columns, "add": True}
+    new = prepare(config(write_objects(later, tmp_path / "1.jsonl"), **with_g), out)
+    assert [len(each.periods) for each in new.manifest.lacking] == [1]
+    late = write_objects(lists_of(["q3"], g=0.5), tmp_path / "2.jsonl")
+    with pytest.raises(InputError, match="late events with the features that it has"):
+        prepare(config(late, **with_g), out)
+    added = prepare(config(late, add=True), out)
+    assert added.manifest.lacking == new.manifest.lacking
+    assert [row["features"] for row in rows_of(added) if row["query_id"] != "q2"] == [[0.0, 1.0, 2.0]] * 2
+
+
+def test_columns_that_come_with_the_items_may_have_any_other_name(tmp_path: Path) -> None:
+    log, names = write_objects(lists_of(["q1"], z="text"), tmp_path / "0.jsonl"), (*OWN.names, *NAMED.names, "part")
+    free = [name for name in names if name not in MADE.names]
+    table = {**TABLE, "columns": {"f": "f", **dict.fromkeys(free, "z")}}
+    made = prepare(config(log, tables=[table], columns={**COLUMNS, "meta": free}), str(tmp_path / "out"))
+    assert [rows_of(made)[0][f"meta_{name}"] for name in free] == ["text"] * len(free)
+
+
+def test_what_came_of_the_items_is_no_feature_by_a_pattern(tmp_path: Path) -> None:
+    log = write_objects(lists_of(["q1"]), tmp_path / "0.jsonl")
+    made = prepare(config(log, columns={**COLUMNS, "features": ["*"]}), str(tmp_path / "out"))
+    assert [feature.name for feature in made.manifest.features] == ["f"]
+
+
+def test_a_file_may_have_no_value_of_what_comes_with_the_items(tmp_path: Path) -> None:
+    goals = [{**each, "f": None} for each in lists_of(["q1"]) if each["act"] == "click"]
+    shown = [{**each, "f": each["f"] + 0.5} for each in lists_of(["q1"]) if each["act"] == "shown"]
+    write_objects(shown, tmp_path / "log" / "0.jsonl")
+    write_objects(goals * 1100 + lists_of(["q2"]), tmp_path / "log" / "1.jsonl")
+    made = rows_of(prepare(config(str(tmp_path / "log")), str(tmp_path / "out")))
+    assert [row["features"] for row in made] == [[0.5, 1.5, 2.5], [0.0, 1.0, 2.0]]
+
+
+def test_numbers_may_come_late_in_a_file_and_revenue_is_that_of_orders(tmp_path: Path) -> None:
+    order = {"time": 1_000_000_001, "session": "s", "query": "q1", "item": "a"}
+    whole = [{**order, "act": "order", "revenue": 1, "id": f"e{i}"} for i in range(1000)]
+    last = [{**order, "act": "order", "revenue": 0.5, "id": "last"}, {**order, "act": "cart", "revenue": 9}]
+    rows, _ = event_rows_of(write_objects(whole + last + lists_of(["q1"]), tmp_path / "0.jsonl"), tmp_path / "out")
+    assert [(row["item"], row["f"], row["revenue"]) for row in rows] == [("a", 0, 1000.5), ("b", 1, 0), ("c", 2, 0)]
+
+
+def test_a_table_that_joins_is_an_input_and_the_raw_rows_are_those_that_events_became(tmp_path: Path) -> None:
+    log, catalogue = write_objects(lists_of(["q1"]), tmp_path / "0.jsonl"), tmp_path / "catalogue.csv"
+    joins = [{"path": str(catalogue), "key": "item", "columns": ["price"]}]
+    for more in (0, 100):
+        catalogue.write_text("item,price\n" + "".join(f"{item},{ord(item) + more}\n" for item in "abc"))
+        settings = config(log, joins=joins, columns={**COLUMNS, "features": ["price"]})
+        made = prepare(settings, str(tmp_path / "out"))
+        assert rows_of(made)[0]["features"] == [97.0 + more, 98.0 + more, 99.0 + more]
+    assert raw_files(made) == [file.url for file in made_rows(str(tmp_path / "out-rows"))[0]] != []
 
 
 @pytest.mark.nightly

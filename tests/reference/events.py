@@ -102,7 +102,7 @@ def attributed(events: Sequence[Event], window: int) -> tuple[list[Row], Counter
             goals = [event for event in unique if event.item == item and event.act != "shown"]
             happened = {act: int(any(goal.act == act for goal in goals)) for act in GRADES}
             grade = max((GRADES[act] for act, did in happened.items() if did), default=0)
-            revenue = sum(sorted(goal.revenue for goal in goals if goal.revenue is not None))
+            revenue = sum(sorted(goal.revenue for goal in goals if goal.act == "order" and goal.revenue is not None))
             one = its[0]
             row = Row(query, item, one.position, began, one.session, len(its), **happened, grade=grade,
                       revenue=revenue, weight=1, f=one.f)  # fmt: skip

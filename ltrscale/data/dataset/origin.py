@@ -77,8 +77,7 @@ def read_as(dataset: Dataset) -> dict[str, Any]:
 
 def inputs_of(dataset: Dataset) -> list[dict[str, Any]]:
     """The inputs that a data set was prepared from, or the data set that it was made of; they may no longer exist."""
-    *_, last = _lineage(dataset)
-    made_by = map(json.loads, commands(last))
+    made_by = map(json.loads, commands(first_source(dataset)))
     prepared = [command["config"] for command in made_by if command.get("stage") == "prepare"]
     return [dict(each) for config in prepared for each in config["inputs"]]
 
@@ -91,6 +90,12 @@ def _with_tokenizer(settings: dict[str, Any], dataset: Dataset) -> dict[str, Any
     source = settings["source"]
     tokens = {**source["columns"]["tokens"], "tokenizer": {"kind": "known", "path": storage.absolute(dataset.url)}}
     return {**settings, "source": {**source, "columns": {**source["columns"], "tokens": tokens}}}
+
+
+def first_source(dataset: Dataset) -> Dataset:
+    """The data set that was relabelled into this one, over however many steps, while it exists; else the last found."""
+    *_, last = _lineage(dataset)
+    return last
 
 
 def _lineage(dataset: Dataset) -> Iterator[Dataset]:
