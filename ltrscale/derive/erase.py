@@ -86,6 +86,8 @@ class EraseJob(Config):
         files = len({*before.manifest.files.paths} - {*after.manifest.files.paths})
         message = "erase: %s: erased %d documents, and with them %d whole query groups, from %d of %d files"
         log.info(message, self.data, documents, groups, files, len(before.manifest.files))
+        for url, stage in made_before(after).items():
+            log.warning("erase: %s (%s) has rows that %s was made of, with their ids; delete it", url, stage, self.data)
         for url, stage in made_from_erased(after, self.under).items():
             log.warning("erase: %s (%s) has erased rows or learnt from them; delete it or make it again", url, stage)
 
@@ -268,6 +270,21 @@ def _rewritten(commit: storage.Commit, file: DataFile, url: str, tables: Iterato
             counts.append(Counts(len(table), int(lengths_Q.sum()), len(table) - table.column("labels").null_count))
             longest = max(longest, int(lengths_Q.max()))
     return [DataFile(**vars(commit.files[-1]), period=file.period, longest=longest, row_groups=tuple(counts))]
+
+
+_BEFORE = ("-rows", "-history")
+"""What `prepare` appends to the place of a data set for what it makes first, of raw rows."""
+
+
+def made_before(dataset: Dataset) -> dict[str, str]:
+    """What `prepare` has made of raw rows beside a data set from which something was erased.
+
+    Returns:
+        The stage of each, by its place.
+    """
+    places = [f"{dataset.url.rstrip('/')}{suffix}" for suffix in (_BEFORE if dataset.manifest.erased else ())]
+    documents = {place: storage.read_manifest(place) for place in places}
+    return {place: str(_made_by(document).get("stage", "")) for place, document in documents.items() if document}
 
 
 def made_from_erased(dataset: Dataset, under: Iterable[str]) -> dict[str, str]:

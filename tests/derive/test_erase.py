@@ -163,6 +163,25 @@ def test_no_id_is_left_anywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert not (tmp_path / "data" / "quarantine").exists()
 
 
+def test_what_prepare_made_first_of_raw_rows_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log, count = tmp_path / "log.parquet", {"kind": "count", "by": "d"}
+    row = {"act": "shown", "time": 10**9, "y": 1.0, "f": 0.5, "s": "s"}
+    pq.write_table(pa.Table.from_pylist([{**row, "q": f"q{i}", "d": f"d{i}"} for i in range(3)]), log)
+    columns = {"query": "q", "item": "d", "time": "time", "label": "y", "features": ["f"]}
+    items = {"kind": "items", "columns": columns, "history": {"features": {"n": count}}}
+    table = {"time": "time", "item": "d", "every": "shown", "query": "q", "columns": ["f"]}
+    columns = {"query": "query", "item": "item", "time": "time", "label": "grade", "features": ["f"]}
+    events = {"kind": "events", "tables": [table], "columns": columns}
+    for source, suffix, stage in ((items, "history", "history"), (events, "rows", "event_rows")):
+        out = str(tmp_path / stage)
+        data = prepare(PrepareConfig.model_validate({"inputs": str(log), "source": source}), out)
+        named = f"{out}-{suffix} ({stage}) has rows that {out} was made of, with their ids; delete it"
+        erase(data, "query_id", ["nobody"])
+        assert named not in caplog.text
+        erase(data, "query_id", ["q1"])
+        assert named in caplog.text
+
+
 def test_the_same_again_does_nothing(tmp_path: Path) -> None:
     after = erase(made(tmp_path), "meta_user", ["1"])
     manifest = (tmp_path / "data" / "manifest.json").read_bytes()
