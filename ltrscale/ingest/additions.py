@@ -74,6 +74,7 @@ def check_addable(existing: Dataset, settings: UnitSettings) -> tuple[Feature, .
             f"{existing.url}: made by {stage or 'something else'}; periods can be added to a data set of prepare only"
         )
     _check_tokens(existing, settings)
+    _check_goals(existing, settings.config.source.goals)
     features, dataset_features = settings.features, existing.manifest.features
     if settings.config.source.takes_any_order:
         return _in_order(existing, features, settings.first.url)
@@ -166,6 +167,14 @@ def check_rewritten(settings: UnitSettings, files: Sequence[File], existing: Dat
             "has deleted (jobs.erase), or prepare all of the table again",
             ", ".join(sorted(periods)),
             settings.out,
+        )
+
+
+def _check_goals(existing: Dataset, goals: tuple[str, ...]) -> None:
+    if goals != (before := existing.manifest.goals):
+        there, here = (", ".join(names) or "one without a name" for names in (before, goals))
+        raise InputError(
+            f"{existing.url}: its labels are {there}, those of the inputs {here}; name them as they are there"
         )
 
 

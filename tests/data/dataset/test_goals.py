@@ -172,3 +172,19 @@ def test_a_sum_is_rounded_once() -> None:
 def test_unlabelled_selections_read_no_goal(shop: Dataset) -> None:
     selection = replace(chosen(shop, "order"), labelled=False)
     assert all(groups.labels_N is None for groups in iterate(selection))
+
+
+def test_labels_are_added_under_their_own_names(tmp_path: Path) -> None:
+    log = tmp_path / "log.parquet"
+
+    def added(week: str, columns: dict[str, Any]) -> Dataset:
+        pq.write_table(pa.Table.from_pylist([{"q": week, "week": week, "f": 1.0, "y": y} for y in (0, 1)]), log)
+        mapping = {"query": "q", "period_column": "week", "features": ["f"], **columns}
+        settings = {"inputs": str(log), "source": {"kind": "items", "columns": mapping}, "add": True}
+        return prepare(PrepareConfig.model_validate(settings), str(tmp_path / "data"))
+
+    added("2026-W01", {"labels": {"click": "y"}})
+    for columns, shown in (({"labels": {"order": "y"}}, "order"), ({"label": "y"}, "one without a name")):
+        with pytest.raises(InputError, match=f"its labels are click, those of the inputs {shown}"):
+            added("2026-W02", columns)
+    assert added("2026-W02", {"labels": {"click": "y"}}).manifest.goals == ("click",)
