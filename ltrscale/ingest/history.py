@@ -170,6 +170,8 @@ class HistoryConfig(Config):
         both = {column for each in self.features.values() for column in each.columns()} & {*self.event_keys()}
         if both:
             raise ValueError(f"{min(both)!r} is a number to sum and also under by; write it to another column")
+        if len({name.lower() for name in self.features}) < len(self.features):
+            raise ValueError("two names of features differ only in case, which SQL takes for one; rename one")
         return self
 
     def row_keys(self) -> list[str]:
@@ -238,11 +240,11 @@ class Pass:
         return f"CAST(FLOOR(({at}) / {step}) AS BIGINT) * {step}"
 
     def known(self, time: str) -> str:
-        """The query of the features at each moment of each key: t, the values of the key as k0, k1, and so on."""
+        """The query of the features at each moment of each key: t, the key as k0, k1, ..., and f0, f1, ..."""
         by, window = self.by, self.like.window
         values = dict.fromkeys(column for each in self.features.values() for column in each.columns())
         known = _Known({column: f"v{i}" for i, column in enumerate(values)}, self.like.decay)
-        shown = ", ".join(f"{each.sql(known)} AS {quoted(name)}" for name, each in self.features.items())
+        shown = ", ".join(f"{each.sql(known)} AS f{i}" for i, each in enumerate(self.features.values()))
         at = self.moment(quoted(self.config.time or time), self.config.delay)
         columns = [f"{quoted(column)} AS {name}" for column, name in known.values.items()]
         events = f"SELECT {', '.join([f'{at} AS t', *_keys(by.values()), *columns, '1 AS one'])} FROM events"
@@ -272,7 +274,8 @@ def _keys(columns: Iterable[str]) -> list[str]:
 def select_known(passes: Sequence[Pass], time: str, columns: str) -> str:
     """The query of some columns of rows with the features of passes, in DuckDB's SQL."""
     tables = ", ".join(f"p{i} AS ({each.known(time)})" for i, each in enumerate(passes))
-    shown = ", ".join(f"p{i}.{quoted(name)}" for i, each in enumerate(passes) for name in each.features)
+    features = [(f"p{i}.f{k}", name) for i, each in enumerate(passes) for k, name in enumerate(each.features)]
+    shown = ", ".join(f"{value} AS {quoted(name)}" for value, name in features)
     joins = ""
     for i, each in enumerate(passes):
         same = [f"CAST(rows.{quoted(column)} AS VARCHAR) = p{i}.k{k}" for k, column in enumerate(each.by)]

@@ -10,7 +10,7 @@ with the log: DuckDB sorts, and spills to disk. On Ray each file and each pass i
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
 from typing import Any, ClassVar
@@ -50,9 +50,14 @@ class HistoryLog(Stage):
         """The inputs and their source, without the memory and other settings of `prepare`."""
         return self.prepare.model_dump(mode="json", include={"inputs", "source"})
 
+    @cached_property
+    def files(self) -> list[File]:
+        """The files of the rows, listed once: those that come while the features are computed have none."""
+        return list_inputs(self.prepare.inputs)
+
     def inputs(self) -> dict[str, str]:
         """Fingerprints of the input files, and of the events."""
-        return fingerprints(list_inputs(self.prepare.inputs), self.prepare.source)
+        return fingerprints(self.files, self.prepare.source)
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
         """Read the columns that matter of all rows and events, then make the passes."""
@@ -70,9 +75,10 @@ class HistoryLog(Stage):
                     raise InputError(f"{self.out}: there are no rows, or no events; name files that have some")
                 return [storage.join(url, placed.path) for placed in found]
 
-            files = list_inputs(self.prepare.inputs)
-            rows = run([partial(_write_rows, url, source, i, file, own=True) for i, file in enumerate(files)])
-            events = rows
+            own = [partial(_write_rows, url, source, i, file, own=True) for i, file in enumerate(self.files)]
+            rows = events = run([call for call, file in zip(own, self.files, strict=True) if not file.is_rewritten])
+            if rewritten := [call for call, file in zip(own, self.files, strict=True) if file.is_rewritten]:
+                rows = [*rows, *run(rewritten)]
             if history.events is not None:
                 files = [File(url) for url in storage.list_files(history.events)]
                 events = run([partial(_write_rows, url, source, i, file, own=False) for i, file in enumerate(files)])
@@ -83,7 +89,7 @@ class HistoryLog(Stage):
     def known(self) -> list[tuple[str, ...]]:
         """The files with the features of each input file."""
         names = sorted(storage.listed_in(storage.read_manifest(self.out) or {}))
-        starts = [f"known-{i:05}-" for i, _ in enumerate(list_inputs(self.prepare.inputs))]
+        starts = [f"known-{i:05}-" for i, _ in enumerate(self.files)]
         return [tuple(storage.join(self.out, name) for name in names if name.startswith(each)) for each in starts]
 
     def _run(self, calls: Sequence[Callable[[], _Files]], commit: storage.Commit) -> list[storage.Placed]:

@@ -3,7 +3,7 @@
 Shapes: N rows of a block, M rows that were read and are still to come.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -19,15 +19,15 @@ _ROWS = 1 << 16
 class RowHistory:
     """The features of a file's rows, from files that have them in the order of its lines, some columns each."""
 
-    def __init__(self, file: str, urls: Sequence[str]) -> None:
-        self._file = file
+    def __init__(self, file: str, urls: Sequence[str], names: Collection[str]) -> None:
+        self._file, self._names = file, names
         self._tables = zip(*map(_batches, urls), strict=True)
         self._waiting: pa.Table | None = None
 
     def at(self, lines_N: Ints) -> dict[str, pa.Array]:
         """The features of the rows at these lines, which lie behind those of the call before."""
         if not len(lines_N):
-            return {}
+            return dict.fromkeys(self._names, pa.array([], pa.float32()))
         while (lines_M := self._lines()).max(initial=-1) < lines_N[-1]:
             self._waiting = self._next()
         assert self._waiting is not None

@@ -93,7 +93,7 @@ class Items(Source):
         joined = load_tables(self.joins, self.uses, features)
 
         def read(file: File) -> Iterator[RowBlock]:
-            history = RowHistory(file.url, file.history) if self.history else None
+            history = RowHistory(file.url, file.history, self.history.features) if self.history else None
             build = ItemBlocks(file.url, self.uses, features, encoders, joined, encoding, history)
             return map(build, self._rows(file, features, first))
 

@@ -64,11 +64,9 @@ class PrepareJob(Stage):
     """Handle the units of the input in parallel on a Ray cluster; the output is the same."""
 
     def run(self) -> bool:
-        """Make the synthetic log and the features of history, if there are any, then the data set."""
+        """Make the synthetic log, if there is one, then the data set."""
         if self.synthetic is not None:
             SyntheticLog(out=self._log, log=self.synthetic).run()
-        if (history := self._history) is not None:
-            history.run()
         return super().run()
 
     def own_settings(self) -> PrepareConfig:
@@ -105,7 +103,7 @@ class PrepareJob(Stage):
         with storage.Commit(self.out) as commit, storage.scratch.directory() as folder:
             existing = _existing(config, self.out)
             settings, units = _settings(config, files, existing, commit, folder, late=bool(events))
-            additions.check_rewritten(settings, self._listed, existing)
+            additions.check_rewritten(settings, self._known(), existing)
             new, totals = _write(settings, units, commit, folder, existing, origin, ray=self.ray)
             check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
             check_expected(config.expect, new)
@@ -125,10 +123,15 @@ class PrepareJob(Stage):
                 ask_of_leaks(self.out)
 
     def _rows(self) -> tuple[PrepareConfig, list[File], dict[str, int]]:
-        """The settings and files of rows, and the counts of the events that they are made of, if they are."""
+        """The settings and files of rows, and the counts of the events that they are made of, if they are.
+
+        What these need is made first: the features of history, or the rows that events become.
+        """
         config = self.own_settings()
+        if (history := self._history) is not None:
+            history.run()
         if config.source.rows is config.source:
-            return config, self._files, {}
+            return config, [file for file in self._known() if not file.is_rewritten], {}
         out = place_of_rows(self.out)
         shared = {"source": config.source, "unit_mb": config.unit_mb, "memory": config.sort_memory, "ray": self.ray}
         EventRows.model_validate({"out": out, "read": config.inputs, **shared}).run()
@@ -139,12 +142,15 @@ class PrepareJob(Stage):
     @cached_property
     def _listed(self) -> list[File]:
         """The files of the inputs, listed once."""
-        files = list_inputs(self.own_settings().inputs)
-        if (history := self._history) is None:
-            return files
-        return [replace(file, history=known) for file, known in zip(files, history.known(), strict=True)]
+        return self._history.files if self._history else list_inputs(self.own_settings().inputs)
 
-    @property
+    def _known(self) -> list[File]:
+        """These files, with the features of earlier events."""
+        if (history := self._history) is None:
+            return self._listed
+        return [replace(file, history=known) for file, known in zip(self._listed, history.known(), strict=True)]
+
+    @cached_property
     def _history(self) -> HistoryLog | None:
         """What computes the features of earlier events; None if the source has none."""
         config = self.own_settings()

@@ -2,6 +2,7 @@
 
 import math
 import random
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.errors import InputError
-from ltrscale.ingest import history_log
+from ltrscale.ingest import history_log, items
 from ltrscale.ingest.history import HistoryConfig, select_known
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.items import Items
@@ -120,6 +121,16 @@ def test_names_of_columns_are_data() -> None:
     assert sqlglot.parse_one(config.sql("time", "bigquery"), dialect="bigquery").named_selects[-1] == name
 
 
+@pytest.mark.parametrize("name", ["t", "b", "k0", "f1", "v0", "one"])
+def test_features_may_have_any_name(name: str) -> None:
+    features = {"x": {"kind": "count", "by": "item", "half_life": "1d"}, "y": {"kind": "last", "by": "item"}}
+    rows = [{"time": 5, "item": "a"}, {"time": 7, "item": "a"}]
+    found = known(rows, rows, HistoryConfig.model_validate({"features": features}))
+    config = HistoryConfig.model_validate({"features": {name: features["x"], "y": features["y"]}})
+    assert_same(known(rows, rows, config), {name: found["x"], "y": found["y"]}, ulp=0)
+    assert found["y"][1] == 2
+
+
 def config_of(*paths: Path, history: Row, **more: Any) -> PrepareConfig:
     source = {"kind": "items", "columns": COLUMNS, "history": history}
     return validate(PrepareConfig, {"inputs": [str(path) for path in paths], "source": source, **more}, "here")
@@ -171,6 +182,30 @@ def test_text_is_read_as_the_log_is_and_lines_that_are_refused_keep_their_places
     whole = write(tmp_path / "log.parquet", rows)
     wanted = features_in(prepared(config_of(whole, history={"features": FEATURES}), tmp_path / "whole"))
     np.testing.assert_equal(found, wanted)
+
+
+def test_a_block_may_have_refused_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(items, "_ROWS", 4)
+    lines = [",".join(str(value) for value in row.values()) for row in log()[:6]]
+    for name, of in (("a", [*lines, *["not a row"] * 9]), ("b", ["not a row"])):
+        (tmp_path / f"{name}.csv").write_text("query,time,item,user,clicked,price\n" + "\n".join(of) + "\n")
+    both = config_of(tmp_path / "a.csv", tmp_path / "b.csv", history={"features": FEATURES}, max_rejected=0.9)
+    assert len(features_in(prepared(both, tmp_path / "out"))) == 6
+
+
+def test_a_file_that_comes_while_features_are_computed_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = log()
+    write(tmp_path / "1.parquet", rows[:90])
+    write_known = history_log._write_known
+
+    def with_another_file(*arguments: Any) -> Any:
+        write(tmp_path / "0.parquet", rows[90:])
+        return write_known(*arguments)
+
+    monkeypatch.setattr(history_log, "_write_known", with_another_file)
+    config = config_of(tmp_path / "*.parquet", history={"features": FEATURES})
+    assert len(features_in(prepared(config, tmp_path / "out"))) == 90
+    assert len(features_in(prepared(config, tmp_path / "out"))) == len(rows)
 
 
 def test_events_may_be_another_table_with_other_names(tmp_path: Path) -> None:
@@ -234,18 +269,24 @@ def test_history_is_made_once_and_again_when_its_rows_change(tmp_path: Path, mon
     before = hashes(tmp_path / "out-history")
     prepared(config.replace(max_rejected=0.5), tmp_path / "out")
     assert hashes(tmp_path / "out-history") == before
+    shutil.rmtree(tmp_path / "out-history")
+    prepared(config.replace(max_rejected=0.5), tmp_path / "out")  # up to date
+    assert not (tmp_path / "out-history").exists()
     write(path, log(seed=3))
     assert features_in(prepared(config, tmp_path / "out")).keys() != first.keys()
     assert hashes(tmp_path / "out-history") != before
 
 
-def test_rows_that_changed_after_their_history_was_made_are_refused(tmp_path: Path) -> None:
+def test_rows_that_changed_after_their_history_was_made_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write(tmp_path / "log.parquet", log())
     job = PrepareJob(out=str(tmp_path / "out"), prepare=config_of(path, history={"features": FEATURES}))
     history = job._history
     assert history is not None
     history.run()
     write(path, log(n=70))
+    monkeypatch.setattr(history_log.HistoryLog, "run", lambda _: False)
     with pytest.raises(InputError, match="other rows than when its history was made"):
         job.work({}, lambda _: None)
 
@@ -260,6 +301,7 @@ def test_rows_that_changed_after_their_history_was_made_are_refused(tmp_path: Pa
         ({"features": {"c": {"kind": "last", "by": "item", "half_life": "1h"}}}, "half_life"),
         ({"features": {"c": {"kind": "count", "by": "item", "window": "0d"}}}, "window"),
         ({"features": {}}, "at least 1"),
+        ({"features": {name: {"kind": "count", "by": "item"} for name in ("ctr", "CTR")}}, "differ only in case"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(changes: Row, problem: str) -> None:
