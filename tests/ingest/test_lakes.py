@@ -189,6 +189,20 @@ def test_a_new_period_that_was_written_with_an_old_one_is_an_error(table: Path) 
     assert open_dataset(str(table.parent / "out")).manifest.periods == ["2026-W01", "2026-W02"]
 
 
+def test_rows_that_are_not_read_are_no_events_of_history(tmp_path: Path) -> None:
+    for first in (0, 10):
+        row = {"d": "item", "y": 1.0, "f": 0.5}
+        found = pa.Table.from_pylist([{**row, "q": f"q{i}", "time": 10**9 + i} for i in range(first, first + 3)])
+        deltalake.write_deltalake(tmp_path / "table", found, mode="append")
+    deltalake.DeltaTable(tmp_path / "table").delete("q = 'q1'")
+    columns = {"query": "q", "item": "d", "label": "y", "features": ["f"], "time": "time"}
+    history = {"features": {"earlier": {"kind": "count", "by": "d"}}}
+    source = {"kind": "items", "columns": columns, "history": history}
+    inputs = {"path": str(tmp_path / "table"), "table": "delta", "since": 0}
+    made = prepare(PrepareConfig.model_validate({"inputs": inputs, "source": source}), str(tmp_path / "out"))
+    assert [row["features"] for row in rows_of(made)] == [[0.5, 0.0], [0.5, 1.0], [0.5, 2.0]]
+
+
 def test_a_log_that_was_cut_off_is_named(table: Path) -> None:
     deltalake.write_deltalake(table, week(3), mode="append")
     deltalake.write_deltalake(table, week(4), mode="append")
