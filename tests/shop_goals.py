@@ -34,6 +34,12 @@ def shop_log(folder: Path, *, groups: int = 40, seed: int = 0) -> Path:
 
 def shop_data(folder: Path) -> str:
     """A data set of this log, of 100 lists in each of three periods."""
+    shop_log(folder, groups=300)
+    return prepared(folder)
+
+
+def prepared(folder: Path) -> str:
+    """The data set of the log in a folder."""
     columns = {
         "query": "q",
         "item": "d",
@@ -42,6 +48,6 @@ def shop_data(folder: Path) -> str:
         "labels": {"click": "click", "cart": "cart", "order": "order"},
     }
     source = {"kind": "items", "columns": columns}
-    config = PrepareConfig(inputs=[{"path": str(shop_log(folder, groups=300))}], source=source)
+    config = PrepareConfig(inputs=[{"path": str(folder / "log.parquet")}], source=source)
     PrepareJob(out=str(folder / "data"), prepare=config).run()
     return str(folder / "data")

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ltrscale import bundle
 from ltrscale.config import Config
 from ltrscale.data.dataset.disjoint import joined_splits
+from ltrscale.data.dataset.manifest import open_dataset, places
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import check_batches
 from ltrscale.draws import mix
@@ -265,6 +266,9 @@ class FinetuneJob(LabelledStage, TrainingStage):
             log.warning("finetune.goals: nothing is in service, so that nothing is kept yet")
             return Constraints(goals, {})
         opened = bundle.load(goals.production)
+        url = self.splits.validation.data[0]
+        # it may read features that this training leaves out, but none that the data have not
+        places(opened.features, open_dataset(url).manifest.features, whose=opened.url, where=url, on_purpose=True)
         read = bundle.with_tokens_of(replace(judged, features=opened.features, tokens=()), [opened])
         values = validate_goals(opened.scorer(), read, self.finetune.validation_metric, torch.device("cpu"))
         return Constraints(goals, {goal: values[goal] + allowed for goal, allowed in goals.keep.items()})
@@ -364,4 +368,6 @@ def _ranker(
         load_initial(ranker.encoder, network.initial)
     else:
         pretrained.initialise(ranker, head=config.keep_head)
+        if config.keep_head and config.goals is not None and config.goals.maximise is not None:
+            ranker.weigh(pretrained.goals)  # those that were found before
     return ranker

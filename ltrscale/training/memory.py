@@ -198,6 +198,7 @@ def _one_list(groups: QueryGroups, length: int) -> QueryGroups:
         weights_N=taken(groups.weights_N),
         positions_N=taken(groups.positions_N),
         gains_N=taken(groups.gains_N),
+        goals_NG=taken(groups.goals_NG),
         query_tokens={name: tokens.select(torch.tensor([0])) for name, tokens in groups.query_tokens.items()},
         document_tokens={name: tokens.select(rows) for name, tokens in groups.document_tokens.items()},
     )

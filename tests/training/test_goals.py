@@ -1,16 +1,19 @@
 """Heads for goals: the score is their stated sum, and the multipliers of goals to keep follow the Lagrangian."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from shop_goals import shop_data
+from shop_goals import prepared, shop_data, shop_log
 
 from ltrscale import bundle
 from ltrscale.bundle.networks import CombinedBundle
@@ -19,6 +22,7 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.ranker import Ranker
+from ltrscale.training import memory
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.goals import MOST, Constraints, GoalsConfig, raised
 
@@ -41,10 +45,10 @@ def split(shop: str, period: str, labels: str = "labels") -> Split:
     return Split(data=shop, periods=period, labels=labels)
 
 
-def trained(shop: str, out: Path, **changes: Any) -> bundle.RankerBundle:
+def trained(shop: str, out: Path, start: str | None = None, **changes: Any) -> bundle.RankerBundle:
     config = FinetuneConfig.model_validate({**SMALL, **changes})
     splits = Splits(train=split(shop, "a"), validation=split(shop, "b"))
-    FinetuneJob(out=str(out), splits=splits, finetune=config).run()
+    FinetuneJob(out=str(out), splits=splits, pretrained=start, finetune=config).run()
     return bundle.load(str(out), bundle.RankerBundle)
 
 
@@ -161,6 +165,32 @@ def test_a_constraint_resumes_where_it_was(shop: str, tmp_path: Path, monkeypatc
     again = trained(shop, tmp_path / "cut", goals=goals, epochs=5, checkpoint_minutes=1e-9)
     assert again.contents["weights.safetensors"] == whole.contents["weights.safetensors"]
     assert again.metrics == whole.metrics
+
+
+def test_what_is_in_service_must_find_its_features(shop: str, tmp_path: Path) -> None:
+    """A column that the data set does not have is no column without values."""
+    wider = pq.read_table(shop_log(tmp_path / "wider", groups=60)).append_column("f3", pa.array(np.arange(300.0)))
+    pq.write_table(wider, tmp_path / "wider" / "log.parquet")
+    production = trained(prepared(tmp_path / "wider"), tmp_path / "production")
+    goals = {"maximise": "order", "keep": {"click": 0.0}, "production": production.url}
+    with pytest.raises(InputError, match=r"1 of its 3 features are not in .*'f3'"):
+        trained(shop, tmp_path / "model", goals=goals)
+
+
+def test_a_kept_head_keeps_the_multipliers_that_were_found(shop: str, tmp_path: Path) -> None:
+    start = trained(shop, tmp_path / "start", goals=BOTH)
+    again = {"goals": {"maximise": "order", "keep": {"click": 0.0}}, "keep_head": True}
+    assert trained(shop, tmp_path / "again", start.url, **again).held.goals == BOTH["weights"]
+
+
+def test_the_longest_list_is_foreseen_with_goals_too(
+    shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(memory, "_LONG", 4)
+    monkeypatch.setattr(memory, "_LARGEST", 256)
+    trained(shop, tmp_path / "model", goals=BOTH)
+    assert "a step of the longest group, 5 documents, takes about" in caplog.text
 
 
 def test_nothing_is_kept_before_anything_serves(shop: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
