@@ -144,7 +144,8 @@ class VerdictJob(ReportStage):
         level = LEVEL / len(self.goals) / (len(self.arms) - 1)
         base_M, variance_M = self.log.noise(found.moments[0], [*self.shares.values()])
         for goal, base, variance in zip(self.goals, base_M.tolist(), variance_M.tolist(), strict=True):
-            needed = samples_needed(effect * base, variance, level=level) if base > 0 else None
+            known = base > 0 and not math.isnan(variance)
+            needed = samples_needed(effect * base, variance, level=level) if known else None
             yield PlannedGoal(goal=goal, base=or_none(base), needed=None if needed is None else math.ceil(needed))
 
     def _sample_ratio(self, found: LiveUsers) -> SampleRatio | None:

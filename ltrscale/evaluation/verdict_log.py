@@ -60,6 +60,8 @@ class Goal(Config):
     def _one_of_both(self) -> "Goal":
         if self.any and self.per != _USER:
             raise ValueError("any: counts users; leave per out")
+        if self.column == _USER:
+            raise ValueError("column: user is what goals are counted by; name a column of numbers, or row")
         return self
 
     @property

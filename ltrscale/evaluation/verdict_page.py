@@ -77,7 +77,7 @@ class PlannedGoal(Strict):
     goal: str
     base: float | None
     needed: int | None
-    """Users of all arms together; None for a goal that nobody has."""
+    """Users of all arms together; None for a goal that nobody has, or one user alone."""
 
 
 class LiveVerdict(Findings):
@@ -115,7 +115,7 @@ class LiveVerdict(Findings):
     def sentences(self) -> list[str]:
         """The verdict in plain words."""
         if self.effect is not None:
-            return [self._planned(self.effect)]
+            return [*self._planned(self.effect)]
         if self.wrong:
             return ["No verdict: the users were not drawn as planned.", *self.wrong]
         if self.early:
@@ -147,14 +147,17 @@ class LiveVerdict(Findings):
                 f"{foresaw if figure.excludes_zero else 'had no sign to go by'}."
             )
 
-    def _planned(self, effect: float) -> str:
-        most = max((goal.needed or 0 for goal in self.plan), default=0)
+    def _planned(self, effect: float) -> Iterator[str]:
+        needed = {goal.goal: goal.needed for goal in self.plan if goal.needed is not None}
         has, days = sum(self.users.values()), self.account.days
         span = f" in {(days[1] - days[0]).days + 1} days" if days else ""
-        return (
-            f"A lift of {effect:.1%} in every goal takes {most:,} users in all arms together, to be found with a "
-            f"probability of .8 at a level of 5% over all goals; this log has {has:,}{span}."
-        )
+        if needed:
+            yield (
+                f"A lift of {effect:.1%} in every goal takes {max(needed.values()):,} users in all arms together, each "
+                f"to be found with a probability of .8 at a level of 5% over all goals; this log has {has:,}{span}."
+            )
+        if unknown := [goal.goal for goal in self.plan if goal.goal not in needed]:
+            yield f"This log does not say how many users {', '.join(unknown)} takes: too few of its {has:,} have any."
 
 
 def document(result: LiveVerdict) -> Document:

@@ -247,6 +247,18 @@ def test_a_plan_gives_the_users_that_a_lift_takes(tmp_path: Path) -> None:
     assert of_lists.plan[0].needed
 
 
+@pytest.mark.parametrize("users", [1, 5])
+def test_a_plan_says_of_which_goals_the_log_knows_too_little(users: int, tmp_path: Path) -> None:
+    """A goal that nobody has, and one of a single user, whose variance is unknown, take no number of users."""
+    past = pd.DataFrame({"user": range(users), "day": DAYS[:users], "orders": range(1, users + 1), "returns": 0})
+    goals = {"orders": "orders", "returns": "returns"}
+    plan = found(job(write(past, tmp_path / "past.csv"), tmp_path, plan=0.1, until=None, goals=goals))
+    unknown = "orders, returns" if users == 1 else "returns"
+    assert [goal.goal for goal in plan.plan if goal.needed is None] == unknown.split(", ")
+    assert f"does not say how many users {unknown} takes" in plan.sentences[-1]
+    assert not any("takes 0 users" in sentence for sentence in plan.sentences)
+
+
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An evaluation of a good ranker and a poor one, which is its baseline."""
@@ -304,6 +316,7 @@ def test_what_is_wrong_is_said_in_one_line(change: Mapping[str, Any], said: str,
         (job, {"of_log": {"time": None}}, "log.time: start and until need"),
         (job, {"control": "odl"}, "control: 'odl' is no arm"),
         (job, {"goals": {"x": {"any": True, "per": "row"}}}, "any: counts users; leave per out"),
+        (job, {"goals": {"x": "user"}}, "column: user is what goals are counted by"),
         (job, {"offline": {"evaluation": "e", "methods": {"nwe": "m"}}}, "'nwe' is no arm; the arms are old, new"),
         (interleaving, {"arms": {"old": 1, "new": 2}}, "equal shares; name two"),
         (interleaving, {"goals": {"x": {"any": True}}}, "goals.x: interleaving compares sums"),
