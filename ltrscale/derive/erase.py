@@ -110,7 +110,10 @@ def _erased(dataset: Dataset, column: str, ids: pa.StringArray) -> Dataset:
     with storage.Commit(dataset.url) as commit, progress("erase", manifest.counts().documents) as advance:
         for url, file in urls.items():
             tables = left.tables(row_groups[url], rewrites=url in affected)
-            files += _rewritten(commit, file, url, tables) if url in affected else [file for _ in [*tables][:1]]
+            if url in affected:
+                files += _rewritten(commit, file, url, tables)
+            elif sum(1 for _ in tables):  # all are read, one after the other, to be counted
+                files.append(file)
             advance(sum(counts.documents for counts in file.row_groups))
         if not files:
             raise InputError(f"{dataset.url}: nothing would be left of it; delete the directory instead")

@@ -145,8 +145,9 @@ def test_a_list_head_needs_a_context_that_embeds_lists() -> None:
         with pytest.raises(ValueError, match=r"set context\.kind to rankformer"):
             Ranker(architecture(context=context, grades=3), transform())
     ranker = Ranker(architecture(context=RankFormerConfig(), grades=3), transform()).eval()
-    scores_N, grades_QC, _ = ranker.score(documents())
-    assert (scores_N.shape, grades_QC.shape) == ((12,), (3, 3))
+    scores = ranker.score(documents())
+    assert scores.grades_QC is not None
+    assert (scores.scores_N.shape, scores.grades_QC.shape) == ((12,), (3, 3))
 
 
 @pytest.mark.parametrize("layers", [0, 1, 2])
