@@ -127,8 +127,8 @@ class GateJob(Config):
             bundles = f"{PRODUCTION} {self.production} and {CANDIDATE} {self.candidate}"
             made_from = [f"Compared: {bundles}. The figures are those of {join(place, REPORT)}."]
             report = Document(title, list(verdict_blocks(verdict)), made_from=made_from)
-            inputs = {"evaluation": place, **of_goals}
-            origin = made_by("gate", self._judged_by, {name: content_of(url) for name, url in inputs.items()})
+            inputs = {url: content_of(url) for url in (place, *of_goals.values())}
+            origin = made_by("gate", self._judged_by, inputs)
             commit_report(self.out, verdict, report, made_by=origin)
         print_report(self.out, report)
         if not verdict.passed:

@@ -7,6 +7,7 @@ import pytest
 from linear_teacher import linear_teacher
 from shop_goals import shop_data
 
+from ltrscale import storage
 from ltrscale.errors import Refused
 from ltrscale.evaluation.bounds import GateVerdict
 from ltrscale.evaluation.gate import GateJob
@@ -57,3 +58,6 @@ def test_a_goal_of_its_own_can_refuse(shop: dict[str, str], tmp_path: Path) -> N
 def test_bounds_of_a_goal_are_its_own(shop: dict[str, str], tmp_path: Path) -> None:
     gate(shop, tmp_path / "gate", {"click": {"margin": 1.0, "slice_margin": 1.0, "groups": 10}}).run()
     assert GateVerdict.read(str(tmp_path / "gate")).passed
+    places = {storage.join(str(tmp_path / "gate"), name) for name in ("evaluation", "evaluation-click")}
+    manifest = storage.read_manifest(str(tmp_path / "gate")) or {}
+    assert manifest["made_by"]["inputs"].keys() == places  # by which jobs.erase names what learnt from erased rows
