@@ -1,8 +1,8 @@
 """Six weeks of a shop as its systems write them down, for the way from events to a verdict.
 
 `visits-WEEK.jsonl` has the lists of items, clicks and carts of a week, `orders-WEEK.parquet` its orders, which know no
-list; `items.csv` is the item feed. A user examines a place p with the probability p ** -0.5, and clicks, adds and orders
-by what the item is worth: its match, rating and price, and whether it is in stock, which the lists tell from week 5 on.
+list; `items.csv` is the item feed. A user examines a place p with the probability p ** -0.5, and clicks and orders by
+what the item is worth: its match, rating and price, and whether it is in stock, which the lists tell from week 5 on.
 Orders come up to two days later, some of them after the end of the list's week. `ab.csv` is a live test of two
 rankings, by the match and by the worth; `users.txt` and `queries.txt` name who and what is to be erased.
 """
@@ -45,12 +45,12 @@ def _feed(rng: np.random.Generator) -> pd.DataFrame:
     )
 
 
-def _shown(items: pd.DataFrame, lists: int, rng: np.random.Generator) -> pd.DataFrame:
+def _shown(items: pd.DataFrame, lists: int, rng: np.random.Generator, users: int = _USERS) -> pd.DataFrame:
     """A row for each place of each list, in the order of an engine that sees little more than the match."""
     choice_QL = np.argsort(rng.random((lists, _ITEMS)), axis=1)[:, :_PLACES]
     shown = items.iloc[choice_QL.ravel()].reset_index(drop=True)
     shown["search"] = np.repeat(np.arange(lists), _PLACES)
-    shown["visitor"] = np.repeat([f"u{user}" for user in rng.integers(0, _USERS, lists)], _PLACES)
+    shown["visitor"] = np.repeat([f"u{user}" for user in rng.integers(0, users, lists)], _PLACES)
     shown["at"] = np.repeat(rng.integers(0, _WEEK_S, lists), _PLACES)
     shown["match"] = np.round(rng.gamma(2.0, 1.0, len(shown)), 3)
     shown["stock"] = rng.integers(0, 2, len(shown))
@@ -99,12 +99,12 @@ def _visits(log: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _live_test(items: pd.DataFrame, rng: np.random.Generator) -> pd.DataFrame:
-    """What users did in two weeks, half of them with lists in the order of the worth."""
-    shown = _shown(items, 900, rng)
+    """What users did in two weeks with the three best items of each list, half of them by the order of the worth."""
+    shown = _shown(items, 1200, rng, users=400)
     arms = {"old": _ordered(shown, "match"), "new": _ordered(shown, "worth")}
-    drawn = pd.Series({f"u{user}": ("old", "new")[user % 2] for user in range(_USERS)})
+    drawn = pd.Series({f"u{user}": ("old", "new")[user % 2] for user in range(400)})
     log = pd.concat([rows[rows["visitor"].map(drawn) == arm].assign(arm=arm) for arm, rows in arms.items()])
-    log = log.reset_index(drop=True)
+    log = log[log["place"] <= 3].reset_index(drop=True)
     acts = _acts(log, rng)
     log["clicks"], log["orders"] = acts["click"].astype(int), acts["order"].astype(int)
     log["revenue"] = (acts["order"] * log["f_price"]).round(2)
