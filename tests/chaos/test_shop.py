@@ -176,5 +176,5 @@ def test_from_events_to_a_verdict(tmp_path: Path) -> None:
     assert [each.name for each in data.manifest.features] == ["f_match", "f_price", "f_rating", "f_stock"]
     assert data.manifest.periods == WEEKS
     assert data.manifest.accounting.rules["events_left_over_not_shown"] > 0  # late orders of lists that are committed
-    assert {goal.goal for goal in verdict.goals if goal.lift.low > 0} >= {"clicks"}
+    assert {goal.goal for goal in verdict.goals if goal.lift.excludes_zero} >= {"clicks"}
     assert verdict.foreseen.keys() == {"new"}
