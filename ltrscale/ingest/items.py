@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.arrays import Floats
@@ -57,7 +57,7 @@ class Items(Source):
     """The uses of the columns."""
     joins: tuple[Join, ...] = ()
     """Tables whose columns join the rows, one after the other, such as the texts of documents."""
-    history: HistoryConfig | None = None
+    history: HistoryConfig | None = Field(default=None, exclude_if=lambda history: history is None)
     """Numeric features of the events before a row, such as the clicks of its item in the last week."""
 
     @model_validator(mode="after")

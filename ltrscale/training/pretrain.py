@@ -4,6 +4,7 @@ The same job pretrains in-context networks, on synthetic problems (`pretrain_in_
 """
 
 import functools
+import operator
 import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -66,7 +67,7 @@ class PretrainConfig(TrainingConfig):
     stream: StreamConfig = StreamConfig(docs_per_batch=8192, streams=8)
     """Batch size and order of the data."""
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-4, clip_norm=2.0)
-    cuda_graphs: bool = False
+    cuda_graphs: bool = Field(default=False, exclude_if=operator.not_)
     """Let a GPU repeat steps by itself, as CUDA graphs, where launching operations takes longer than computing them:
     batches below some 250,000 documents, best with one stream for each worker. Micro-batches are padded to
     `docs_per_batch / streams` documents and to numbers and lengths of lists that nearly all of them fit; others are

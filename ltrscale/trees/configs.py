@@ -3,6 +3,7 @@
 A library is one class here and one line in `GBDTConfig`. No library is imported before it grows trees.
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -117,10 +118,10 @@ class LightGBMConfig(_PairTrees):
     """Weight of the costs below against the loss."""
     cegb_penalty_split: float = Field(0.0, ge=0)
     """Cost of a split; it keeps trees cheap to score."""
-    cegb_penalty_feature_coupled: dict[str, FeatureCost] = Field(default_factory=dict)
+    cegb_penalty_feature_coupled: dict[str, FeatureCost] = Field(default_factory=dict, exclude_if=operator.not_)
     """Cost of a feature that no tree asks for yet, by its name, or a prefix and *: {f_covisit*: 2}. One that a service
     pays for once a query, such as a call to another one."""
-    cegb_penalty_feature_lazy: dict[str, FeatureCost] = Field(default_factory=dict)
+    cegb_penalty_feature_lazy: dict[str, FeatureCost] = Field(default_factory=dict, exclude_if=operator.not_)
     """Cost of a feature for each document that reaches the first split by it, named likewise. One that a service pays
     for document by document."""
 
