@@ -18,7 +18,7 @@ from secure_store import certificates, proxy, tls
 from jobs.s3 import environment
 from ltrscale import storage
 from ltrscale.errors import InputError
-from ltrscale.ingest.inputs import _snapshot
+from ltrscale.ingest.lakes import table_version
 from ltrscale.runtime import checks
 from ltrscale.storage.s3 import PatientS3
 
@@ -36,8 +36,8 @@ def read_by_arrow(url: str) -> bytes:
 CLIENTS: dict[str, Callable[[str], Any]] = {
     "s3fs": lambda url: storage.read_bytes(f"{url}/file"),
     "arrow": lambda url: read_by_arrow(f"{url}/file"),
-    "delta": lambda url: len(_snapshot(f"{url}/delta", "delta", None)[1]),
-    "iceberg": lambda url: len(_snapshot(f"{url}/iceberg", "iceberg", None)[1]),
+    "delta": lambda url: len(table_version(f"{url}/delta", "delta", None, since=None).files),
+    "iceberg": lambda url: len(table_version(f"{url}/iceberg", "iceberg", None, since=None).files),
 }
 FOUND = {"s3fs": b"hello", "arrow": b"hello", "delta": 1, "iceberg": 1}
 
@@ -259,4 +259,4 @@ def test_a_table_of_iceberg_names_no_store_of_its_own(tables: str) -> None:
     metadata = json.loads(storage.read_bytes(place))
     metadata["properties"] |= {"s3.endpoint": DEAD, "py-io-impl": "os.path.Stranger"}
     storage.write_bytes(f"{tables}/stranger/metadata/00001-b.metadata.json", json.dumps(metadata).encode())
-    assert len(_snapshot(f"{tables}/stranger", "iceberg", None)[1]) == 1
+    assert len(table_version(f"{tables}/stranger", "iceberg", None, since=None).files) == 1
