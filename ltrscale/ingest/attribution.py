@@ -138,7 +138,7 @@ def by_name(db: duckdb.DuckDBPyConnection, *, carried: int) -> None:
 def _again(key: str, then: Sequence[str]) -> str:
     """Whether an event is one that is there already, in SQL."""
     same = "id, CASE WHEN id IS NULL THEN (session, time, position, revenue) END"
-    order = _listed(["time", "position", "session", "revenue", *then, "file", "line"])
+    order = _listed(["time", "position", *then, "session", "revenue", "file", "line"])
     return f"row_number() OVER (PARTITION BY {key}, {same} ORDER BY {order}) > 1"
 
 
