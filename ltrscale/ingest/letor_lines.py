@@ -60,6 +60,10 @@ class _Row(NamedTuple):
     features_F: Floats
 
 
+_Words = NDArray[np.int32]
+"""Starts and ends of words in a text, in the type of Arrow's offsets."""
+
+
 class _Rows(NamedTuple):
     """Parsed rows; `at_R` are their lines, counted from 0."""
 
@@ -137,13 +141,17 @@ def _parse_usual(text: bytes, row_format: RowFormat) -> tuple[_Rows, list[int]]:
     """The rows of the common shape, and the lines for the slow path."""
     bytes_ = np.frombuffer(text, np.uint8)
     # the whitespace of `bytes.split`, which the slow path uses; bytes below a tab wrap around
-    ends_S = np.flatnonzero((bytes_ - _TAB <= _RETURN - _TAB) | (bytes_ == _BLANK) | (bytes_ == _COLON))
-    newlines_L = ends_S[bytes_[ends_S] == _NEWLINE]
-    words_S2, colon_S = np.column_stack([np.append(0, ends_S[:-1] + 1), ends_S]), bytes_[ends_S] == _COLON
-    gap_S = (words_S2[:, 0] == ends_S) & ~colon_S & ~np.append(False, colon_S[:-1])  # in a run of spaces
-    if gap_S.any():
-        words_S2, colon_S = words_S2[~gap_S], colon_S[~gap_S]
-    stops_L = np.searchsorted(words_S2[:, 1], newlines_L, side="right")
+    separates = (bytes_ - _TAB <= _RETURN - _TAB) | (bytes_ == _BLANK) | (bytes_ == _COLON)
+    ends_S = np.flatnonzero(separates).astype(np.int32)
+    starts_S = np.roll(ends_S + 1, 1)
+    starts_S[:1] = 0
+    kinds_S = bytes_.take(ends_S)
+    newlines_L, colon_S = ends_S[kinds_S == _NEWLINE], kinds_S == _COLON
+    gap_S = (starts_S == ends_S) & ~colon_S & ~np.append(False, colon_S[:-1])  # in a run of spaces
+    if gap_S.any():  # as at the end of each row of MSLR
+        starts_S, ends_S, colon_S = (each_S[~gap_S] for each_S in (starts_S, ends_S, colon_S))
+    words_S2 = np.column_stack([starts_S, ends_S])
+    stops_L = np.searchsorted(ends_S, newlines_L, side="right")
     counts_L = np.diff(stops_L, prepend=0)
     if row_format.dense:
         usual_L = counts_L == 1 + 2 * (row_format.qid + row_format.n_features)
@@ -163,14 +171,18 @@ def _parse_usual(text: bytes, row_format: RowFormat) -> tuple[_Rows, list[int]]:
     return rows, np.flatnonzero(left_L).tolist()
 
 
-def _convert(text: bytes, words_S2: Ints, counts_L: Ints, usual_L: Bools, row_format: RowFormat) -> _Rows:
+def _convert(text: bytes, words_S2: _Words, counts_L: Ints, usual_L: Bools, row_format: RowFormat) -> _Rows:
     """The rows of the usual lines, but for those that the slow path must judge; raises ArrowInvalid on a bad word."""
     n_features, counts_R = row_format.n_features, counts_L[usual_L]
     if not usual_L.all():
         words_S2 = words_S2[np.repeat(usual_L, counts_L)]
-    heads_RK = (np.cumsum(counts_R) - counts_R)[:, None] + np.arange(1 + 2 * row_format.qid)
-    head_RK2 = words_S2[heads_RK]
-    pairs_V22 = np.delete(words_S2, heads_RK, axis=0).reshape(-1, 2, 2)
+    n_head = 1 + 2 * row_format.qid
+    if row_format.dense:
+        words_RW2 = words_S2.reshape(-1, n_head + 2 * n_features, 2)
+        head_RK2, pairs_V22 = words_RW2[:, :n_head], words_RW2[:, n_head:].reshape(-1, 2, 2)
+    else:
+        heads_RK = (np.cumsum(counts_R) - counts_R)[:, None] + np.arange(n_head)
+        head_RK2, pairs_V22 = words_S2[heads_RK], np.delete(words_S2, heads_RK, axis=0).reshape(-1, 2, 2)
     row_V = np.repeat(np.arange(len(counts_R)), counts_R // 2 - row_format.qid)
     labels_R, odd_R = _cast_numbers(text, head_RK2[:, 0])
     values_V, odd_V = _cast_numbers(text, pairs_V22[:, 1])
@@ -204,7 +216,7 @@ def _convert(text: bytes, words_S2: Ints, counts_L: Ints, usual_L: Bools, row_fo
     return _Rows(at_R[good_R], ids_R.filter(pa.array(good_R)), labels_R[good_R], features_RF[good_R])
 
 
-def _are(text: bytes, words_RW2: Ints, names: Sequence[bytes]) -> Bools:
+def _are(text: bytes, words_RW2: _Words, names: Sequence[bytes]) -> Bools:
     """A mask of the rows whose words have these names."""
     bytes_, lengths_W = np.frombuffer(text, np.uint8), np.array([len(name) for name in names])
     letters_WB = np.array(names)[:, None].view(np.uint8)
@@ -215,7 +227,7 @@ def _are(text: bytes, words_RW2: Ints, names: Sequence[bytes]) -> Bools:
     return are_R
 
 
-def _cast_numbers(text: bytes, words_W2: Ints) -> tuple[Floats, Bools]:
+def _cast_numbers(text: bytes, words_W2: _Words) -> tuple[Floats, Bools]:
     """The numbers (NaN if missing), and a mask of words for the slow path, since nan and inf have many spellings."""
     starts_W, ends_W = words_W2.T
     letters_W = np.frombuffer(text, np.uint8).take(starts_W) | 32
@@ -229,14 +241,14 @@ def _cast_numbers(text: bytes, words_W2: Ints) -> tuple[Floats, Bools]:
     return numbers, odd
 
 
-def _cast(text: bytes, words_W2: Ints, kind: pa.DataType, absent: Ints | None = None) -> NDArray[Any]:
+def _cast(text: bytes, words_W2: _Words, kind: pa.DataType, absent: Ints | None = None) -> NDArray[Any]:
     cast = pc.cast(_strings(text, words_W2, absent), kind)
     return np.frombuffer(cast.buffers()[1], kind.to_pandas_dtype())[::2].copy()
 
 
-def _strings(text: bytes, words_W2: Ints, absent: Ints | None = None) -> pa.StringArray:
+def _strings(text: bytes, words_W2: _Words, absent: Ints | None = None) -> pa.StringArray:
     """Words in place, each followed by a null for the text up to the next word; words in `absent` are null too."""
-    offsets = np.append(words_W2.astype(np.int32), np.int32(len(text)))
+    offsets = np.append(words_W2, np.int32(len(text)))
     valid = np.tile([True, False], len(words_W2))
     if absent is not None:
         valid[2 * absent] = False
