@@ -3,21 +3,23 @@
 A feature that is known only after users have acted ranks almost as well as the labels, or is present for relevant
 documents only. No other measured feature comes close: see docs/own-data.md.
 
-Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, V values of a feature.
+Shapes: N documents, Q groups, Q1 = Q + 1 offsets, F features, V values of a feature; in a chunk of M groups, L slots a
+group, the first K ranks.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ltrscale.batch import group_index, sum_by_group
+from ltrscale.batch import group_index, length_chunks, sum_by_group
 from ltrscale.config import Strict
-from ltrscale.ranking.metrics import exponential_gain, gain_ndcg
+from ltrscale.ranking.metrics import exponential_gain, ideal_dcg, rank_discounts
+from ltrscale.ranking.ranked import SLOTS_PER_CHUNK
 
 FEWEST = 30
 """Minimum number of lists with a relevant document; fewer say nothing about an order."""
@@ -30,6 +32,9 @@ _SHAPES = 16
 NAMES = 0.5
 """A feature that is constant within every list names the query from this many distinct values per list on."""
 _Z = 1.96
+_GAIN = (1 << 32) - 1
+"""Where a packed document has its gain."""
+_PADDING = np.int64(-1 << 63)
 
 
 class Presence(Strict):
@@ -136,52 +141,81 @@ def single_features(
         relevant_from: the lowest label of a relevant document.
     """
     labels_N = labels_N.float()
-    lists = _Lists.of(labels_N, offsets_Q1, k)
+    lists = _Lists(labels_N, offsets_Q1, k)
     relevant_N = labels_N >= relevant_from
-    random, defined = lists.mean_ndcg(torch.zeros_like(labels_N))
+    random = lists.mean_ndcg(np.zeros(len(labels_N), np.int32))
     results = []
     for name, codes, x_N in zip(names, categorical, features_NF.T.contiguous(), strict=True):
         known_N = np.sort(x_N[~x_N.isnan()].numpy())
         values_V, count_V = torch.unique_consecutive(torch.from_numpy(known_N), return_counts=True)
-        near_N = lists.by_code(*(_codes(x_N) if codes else _bins(x_N, known_N)))
-        near = lists.mean_ndcg(near_N)[0]
-        best = near if codes else max(lists.mean_ndcg(scores_N)[0] for scores_N in _both_ways(x_N))
+        near = lists.mean_ndcg(lists.by_code(*(_codes(x_N) if codes else _bins(x_N, known_N))))
+        best = near if codes else max(map(lists.mean_ndcg, _both_ways(x_N)))
         usual = float(values_V[int(count_V.numpy().argmax())]) if len(values_V) else None
         mark = max(_marked(x_N, usual, relevant_N), key=lambda marked: marked.certain, default=None)
         values: dict[str, Any] = {"varies": lists.varies(x_N), "distinct": _distinct(values_V), "shaped": near}
-        results.append(SingleFeature(name=name, k=k, ndcg=best, random=random, lists=defined, there=mark, **values))
+        results.append(
+            SingleFeature(name=name, k=k, ndcg=best, random=random, lists=lists.defined, there=mark, **values)
+        )
     return results
 
 
-class _Lists(NamedTuple):
-    """The lists with what all features ask of them."""
+class _Lists:
+    """The lists with what all features ask of them.
 
-    gains_N: Tensor
-    labels_N: Tensor
-    offsets_Q1: Tensor
-    k: int
-    half_N: Tensor
-    """0 or 1: which half of the lists a document is in."""
-    first_N: Tensor
-    """The first document of its list."""
+    A document is a number of 64 bits, what it is ranked by above the number of its gain, so that one sort of numbers
+    ranks a list with its gains: a quarter of the time of `ranked`, which finds each document by its place.
+    """
 
-    @classmethod
-    def of(cls, labels_N: Tensor, offsets_Q1: Tensor, k: int) -> Self:
-        half_N, first_N = group_index(offsets_Q1) % 2, offsets_Q1[:-1].repeat_interleave(offsets_Q1.diff())
-        return cls(exponential_gain(labels_N), labels_N.double(), offsets_Q1, k, half_N, first_N)
+    def __init__(self, labels_N: Tensor, offsets_Q1: Tensor, k: int) -> None:
+        gains_N = exponential_gain(labels_N)
+        self.labels_N, self.offsets_Q1, self.k = labels_N.double(), offsets_Q1, k
+        self.half_N = group_index(offsets_Q1) % 2  # which half of the lists a document is in
+        self.first_N = offsets_Q1[:-1].repeat_interleave(offsets_Q1.diff())  # the first document of its list
+        self.gains_V = np.unique(np.append(gains_N.numpy(), 0.0))  # 0 first, the gain of padding
+        self.gain_N = np.searchsorted(self.gains_V, gains_N.numpy())
+        ideal_Q = ideal_dcg(gains_N, offsets_Q1, k=k).numpy()
+        self.discounts_K = rank_discounts(k).numpy()
+        self.defined = int((ideal_Q > 0).sum())
+        chunks = length_chunks(offsets_Q1, budget=SLOTS_PER_CHUNK, quadratic=False)
+        self.chunks = [(rows.numpy(), mask.numpy(), ideal_Q[groups.numpy()]) for groups, rows, mask in chunks]
 
-    def mean_ndcg(self, scores_N: Tensor) -> tuple[float, int]:
-        """The mean over the groups that define NDCG (0 if none do), and their number."""
-        values_Q = gain_ndcg(scores_N, self.gains_N, self.offsets_Q1, k=self.k)
-        defined_Q = ~values_Q.isnan()
-        return float(values_Q[defined_Q].sum() / defined_Q.sum().clamp(min=1)), int(defined_Q.sum())
+    def mean_ndcg(self, keys_N: NDArray[np.int32]) -> float:
+        """The mean NDCG in falling order of the keys, over the groups that define it; 0 if none do."""
+        packed_N = (keys_N.astype(np.int64) << 32) | self.gain_N
+        total = 0.0
+        for rows_ML, mask_ML, ideal_M in self.chunks:
+            packed_ML = np.where(mask_ML, packed_N.take(rows_ML), _PADDING)
+            packed_ML.sort(axis=1)
+            gains_MK = self._expected_gains(packed_ML[:, ::-1])
+            dcg_M = gains_MK @ self.discounts_K[: gains_MK.shape[1]]
+            total += float((dcg_M / np.where(ideal_M > 0, ideal_M, np.inf)).sum())
+        return total / max(self.defined, 1)
 
-    def by_code(self, code_N: Tensor, n_codes: int) -> Tensor:
-        """The mean label of each document's code in the lists of the other half, shape [N]."""
+    def _expected_gains(self, packed_ML: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The gains of the first ranks of falling numbers, [M, K]; the mean of a block where keys are equal."""
+        gains_MK: NDArray[np.float64] = self.gains_V[packed_ML[:, : self.k] & _GAIN]
+        keys_MK = packed_ML[:, : self.k + 1] >> 32
+        tied_M = ((keys_MK[:, 1:] == keys_MK[:, :-1]) & (keys_MK[:, 1:] != _PADDING >> 32)).any(axis=1)
+        if tied_M.any():
+            packed_RL, k = packed_ML[tied_M], gains_MK.shape[1]
+            keys_RL = packed_RL >> 32
+            sums_RL = np.pad(self.gains_V[packed_RL & _GAIN].cumsum(axis=1), ((0, 0), (1, 0)))
+            new_RK = np.diff(keys_RL[:, :k], axis=1, prepend=1 << 32) != 0
+            first_RK = np.maximum.accumulate(np.where(new_RK, np.arange(k), 0), axis=1)
+            last_R1 = (keys_RL >= keys_RL[:, k - 1 : k]).sum(axis=1, keepdims=True)  # where the block of rank k ends
+            ends_RK = np.append(np.where(new_RK[:, 1:], np.arange(1, k), packed_RL.shape[1]), last_R1, axis=1)
+            ends_RK = np.minimum.accumulate(ends_RK[:, ::-1], axis=1)[:, ::-1]
+            sums_RK = np.take_along_axis(sums_RL, ends_RK, 1) - np.take_along_axis(sums_RL, first_RK, 1)
+            gains_MK[tied_M] = sums_RK / (ends_RK - first_RK)
+        return gains_MK
+
+    def by_code(self, code_N: Tensor, n_codes: int) -> NDArray[np.int32]:
+        """Keys in the order of the mean label of each document's code in the lists of the other half, shape [N]."""
         place_N = self.half_N * n_codes + code_N
         sums = torch.bincount(place_N, self.labels_N, minlength=2 * n_codes)
         means = (sums + self.labels_N.mean()) / (torch.bincount(place_N, minlength=2 * n_codes) + 1)
-        return means.roll(n_codes)[place_N]
+        _, ranks = np.unique(means.roll(n_codes).numpy(), return_inverse=True)
+        return ranks.astype(np.int32).take(place_N.numpy())
 
     def varies(self, x_N: Tensor) -> float:
         """The share of the groups of at least two documents whose values are not all equal."""
@@ -191,17 +225,23 @@ class _Lists(NamedTuple):
         return float(differs_Q.sum() / (self.offsets_Q1.diff() > 1).sum().clamp(min=1))
 
 
-def _both_ways(x_N: Tensor) -> list[Tensor]:
-    missing_N = x_N.isnan()
-    return [x_N.masked_fill(missing_N, -torch.inf), (-x_N).masked_fill(missing_N, -torch.inf)]
+def _both_ways(x_N: Tensor) -> Iterator[NDArray[np.int32]]:
+    """Keys in the order of the values and in that of their negatives, missing values last."""
+    for ordered_N in (x_N, -x_N):
+        bits_N = (ordered_N.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf) + 0.0).numpy().view(np.int32)
+        yield np.where(
+            bits_N < 0, bits_N ^ 0x7FFFFFFF, bits_N
+        )  # the order of floats is that of their bits, but for signs
 
 
 def _bins(x_N: Tensor, known_N: NDArray[Any]) -> tuple[Tensor, int]:
     """The bin of each value, 0 where missing, with bins of equal count; and how many numbers there are."""
     finite_N = known_N[np.isfinite(known_N)]
     edges = np.unique(np.quantile(finite_N, np.linspace(0, 1, _SHAPES + 1)[1:-1])) if len(finite_N) else finite_N
-    bins_N = torch.from_numpy(np.searchsorted(edges, x_N.numpy(), side="right")) + 1
-    return bins_N.masked_fill_(x_N.isnan(), 0), len(edges) + 2
+    bins_N = (~x_N.isnan()).numpy().astype(np.int8)
+    for edge in edges:  # a tenth of the time of a binary search
+        bins_N += x_N.numpy() >= edge
+    return torch.from_numpy(bins_N).long(), len(edges) + 2
 
 
 def _codes(x_N: Tensor) -> tuple[Tensor, int]:
@@ -236,5 +276,5 @@ def _wilson_low(successes: int, n: int) -> float:
 
 
 def _distinct(values_V: Tensor) -> int:
-    finite_V = values_V[values_V.isfinite()]
-    return len(finite_V) if bool((finite_V == finite_V.floor()).all()) else 0
+    finite_V = values_V.numpy()[np.isfinite(values_V.numpy())]
+    return len(finite_V) if (finite_V == np.floor(finite_V)).all() else 0
