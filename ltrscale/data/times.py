@@ -211,7 +211,7 @@ def microseconds(column: pa.Array, clock: Clock = UTC_CLOCK) -> tuple[Ints, Bool
     elif is_number(column.type) and clock.formats == (ISO,):
         values_N = column.cast(pa.float64(), safe=False).fill_null(0).to_numpy(zero_copy_only=False)
         units_N = np.digitize(np.abs(values_N), [_EPOCH_SECONDS * 1000**i for i in range(len(_FINER))])
-        rest_N = np.clip(np.floor(values_N * 10.0**6 / 1000.0**units_N) - seconds_N * 10**6, 0, 10**6 - 1)
+        rest_N = np.clip(np.rint(values_N * 10.0**6 / 1000.0**units_N) - seconds_N * 10**6, 0, 10**6 - 1)
     else:
         rest_N = np.zeros_like(seconds_N)
     return np.where(bad_N, 0, seconds_N * 10**6 + rest_N.astype(np.int64)), bad_N

@@ -121,7 +121,7 @@ def by_name(db: duckdb.DuckDBPyConnection, *, carried: int) -> None:
     Makes the view `result`, rows as of `by_query`.
     """
     columns = [f"c{i}" for i in range(carried)]
-    content = _listed(["item", "position", "grade", "click", "cart", '"order"', "revenue", *columns])
+    content = _listed(["item", "position", "shown", "grade", "click", "cart", '"order"', "revenue", *columns])
     db.execute(f"""
         CREATE TABLE lists AS
             SELECT query, any_value(name) AS name, any_value(period) AS period, min(time) AS began,

@@ -201,6 +201,8 @@ def test_one_list_of_those_that_are_equal(tmp_path: Path) -> None:
             events.append(Event("shown", f"q{k}", f"s{k}", item, k * 10**6, float(place)))
         if rng.random() < 0.4:
             events.append(Event("click", f"q{k}", None, items[0], k * 10**6))
+        if rng.random() < 0.3:
+            events.append(Event("shown", f"q{k}", f"s{k}", items[0], k * 10**6 + 1, 1.0))
     rows, _, _ = attributed(events, 0)
     path = tmp_path / "log" / "0.jsonl"
     write_json(events, path)
@@ -574,7 +576,7 @@ def test_ten_million_events_take_less_than_three_gigabytes(tmp_path: Path) -> No
 @given(st.lists(st.integers(0, 4 * 10**15), min_size=1))
 def test_microseconds_are_those_of_the_time_in_every_form(times: list[int]) -> None:
     stamps = pa.array(times, pa.timestamp("us", "UTC"))
-    forms = [stamps, pa.array([str(stamp) for stamp in stamps.to_pylist()])]
+    forms = [stamps, pa.array([str(stamp) for stamp in stamps.to_pylist()]), pa.array([us / 10**6 for us in times])]
     later = [each for each in times if each >= 10**14]
     forms += [pa.array(later, pa.int64())] if later == times else []
     for form in forms:

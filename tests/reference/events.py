@@ -121,7 +121,7 @@ def merged(rows: Sequence[Row], names: dict[str, str | None]) -> list[Row]:
     firsts: dict[object, str] = {}
     weights: Counter[str] = Counter()
     for query, of_query in lists.items():
-        content = tuple((*row[1:3], *row[6:11], row.f) for row in of_query)
+        content = tuple((*row[1:3], *row[5:11], row.f) for row in of_query)
         name = names[query]
         weights[firsts.setdefault((name, query if name is None else "", content), query)] += 1
     return [row._replace(weight=weights[row.query]) for row in rows if row.query in weights]
