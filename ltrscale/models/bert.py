@@ -1,7 +1,7 @@
 """BERT's encoder over ragged token sequences, and the mapping of its sizes and weights to Hugging Face's names.
 
 Only attention pads, in buckets of similar lengths. The functions for Hugging Face take the contents of `config.json`
-and `model.safetensors`; `ltrscale.training.text` reads the files.
+and `model.safetensors`; `ltrscale.training.fitting` reads the files.
 
 Shapes: T tokens, S sequences, S1 = S + 1 offsets, D embedding, H heads, E width of a head; M sequences of a bucket, L
 slots of each.
@@ -23,7 +23,7 @@ from ltrscale.batch import group_index, length_chunks
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.layout import Chunks, layout
-from ltrscale.models.context import PAIRS_PER_CHUNK
+from ltrscale.models.contexts import PAIRS_PER_CHUNK
 from ltrscale.models.layers import Dropout, Layers, Size, Stack
 
 VARLEN = importlib.util.find_spec("torch.nn.attention.varlen") is not None
@@ -145,8 +145,7 @@ class BertLayer(nn.Module):
         attended_TD = self.output(_ragged_attention(qkv_T3HE, sequences).flatten(1))
         x_TD = self.attention_norm(x_TD + self.dropout(attended_TD))
         added_TD = self.dropout(self.second(F.gelu(self.first(x_TD))))
-        y_TD: Tensor = self.feedforward_norm(x_TD + added_TD)
-        return y_TD
+        return self.feedforward_norm(x_TD + added_TD)
 
 
 class Bert(Stack):
@@ -181,8 +180,7 @@ class Bert(Stack):
         x_TD = self.dropout(self.norm(x_TD))
         for layer in self.layers:
             x_TD = layer(x_TD, sequences)
-        h_TD: Tensor = x_TD
-        return h_TD
+        return x_TD
 
     def pool(self, h_TD: Tensor, offsets_S1: Tensor) -> Tensor:
         """The embedding [S, D] of each sequence from its first token's; no sequence is empty."""

@@ -8,7 +8,6 @@ from ltrscale.config import Config
 from ltrscale.models.attention import DASALCConfig, RankFormerConfig, SetRankConfig
 from ltrscale.models.contexts import DLCMConfig, GSFConfig
 from ltrscale.models.cross_encoder import CrossEncoderConfig
-from ltrscale.models.encoder import Encoder
 from ltrscale.models.encoders import (
     DCNv2Config,
     DeepFMConfig,
@@ -16,10 +15,11 @@ from ltrscale.models.encoders import (
     IndustrialMLPConfig,
     MLPConfig,
     ResNetConfig,
+    TabMConfig,
 )
 from ltrscale.models.features import FeatureTransform, TransformConfig
+from ltrscale.models.layers import Encoder
 from ltrscale.models.numbers import InFront, PlainConfig, PLEConfig, PLRConfig
-from ltrscale.models.tabm import TabMConfig
 
 FeatureEncoderConfig = Annotated[
     ResNetConfig | IdentityConfig | MLPConfig | IndustrialMLPConfig | DeepFMConfig | DCNv2Config | TabMConfig,
@@ -47,13 +47,9 @@ class NetworkConfig(Config):
     a BERT, whose sizes replace those of `encoder.bert`. Empty starts from random ones."""
 
     @model_validator(mode="after")
-    def _has_a_transformer(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.initial is not None and not isinstance(self.encoder, CrossEncoderConfig):
             raise ValueError(f"initial has weights of a cross_encoder, and encoder.kind is {self.encoder.kind}")
-        return self
-
-    @model_validator(mode="after")
-    def _has_numbers_to_embed(self) -> Self:
         if self.numbers != PlainConfig() and any(self.encoder.reads_tokens):
             raise ValueError(f"numbers: encoder.kind {self.encoder.kind} takes its features plain; leave numbers out")
         if self.numbers.fitted_bins and self.transform.per_query:

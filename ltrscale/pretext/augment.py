@@ -10,7 +10,7 @@ Shapes: N documents, F features, Q groups, Q1 = Q + 1 offsets, S documents sampl
 import math
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -59,15 +59,10 @@ class Augmentation(Config):
 
     kind: str
 
-    @property
-    def needs_marginals(self) -> bool:
-        """Whether it draws from the training marginals; a view then needs a sample of documents."""
-        return False
-
-    @property
-    def mixes_groups(self) -> bool:
-        """Whether a view has values of other groups of the micro-batch."""
-        return False
+    needs_marginals: ClassVar[bool] = False
+    """Whether it draws from the training marginals; a view then needs a sample of documents."""
+    mixes_groups: ClassVar[bool] = False
+    """Whether a view has values of other groups of the micro-batch."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
         """One random view of documents, shape [N, F]; the input is not changed (HOU24, section 3; HOU23, section 4.1).
@@ -100,7 +95,6 @@ class ZeroingConfig(Augmentation):
     """Share of the entries that are set to 0."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The documents with random entries set to 0."""
         return x_NF.masked_fill(random_entries(x_NF, self.probability, draw.generator), 0.0)
 
 
@@ -117,7 +111,6 @@ class GaussianConfig(Augmentation):
     """Standard deviation of the noise, in units of the normalised features."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The documents with noise on their numeric features."""
         return add_noise(x_NF, draw.numeric_F, scale=self.scale, generator=draw.generator)
 
 
@@ -135,7 +128,6 @@ class SwapInGroupConfig(Augmentation):
     """Share of the entries that are replaced; HOU23 tries .2 and .7, and .6 was best in docs/results/study-news.md."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The documents with values of others from their group."""
         return swap_in_group(x_NF, draw.offsets_Q1, probability=self.probability, generator=draw.generator)
 
 
@@ -143,17 +135,12 @@ class SwapInBatchConfig(Augmentation):
     """Replace values by the same column's value of another document of the micro-batch."""
 
     kind: Literal["swap_in_batch"] = "swap_in_batch"
+    mixes_groups: ClassVar[bool] = True
     probability: float = Field(0.1, ge=0, le=1)
     """Share of the entries that are replaced."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The documents with values of others from the micro-batch."""
         return swap_in_group(x_NF, joined(draw.offsets_Q1), probability=self.probability, generator=draw.generator)
-
-    @property
-    def mixes_groups(self) -> bool:
-        """Always True."""
-        return True
 
 
 def swap_in_group(x_NF: Tensor, offsets_Q1: Tensor, *, probability: float, generator: torch.Generator) -> Tensor:
@@ -189,6 +176,7 @@ class MarginalConfig(Augmentation):
     """Replace values by draws from their feature's marginal over the training split: the corruption of SCARF."""
 
     kind: Literal["marginal"] = "marginal"
+    needs_marginals: ClassVar[bool] = True
     probability: float = Field(0.6, ge=0, le=1)
     """Share of the entries that are replaced; SCARF has .6, HOU24 tries .3, .6 and .9."""
     fixed_count: bool = False
@@ -221,11 +209,6 @@ class MarginalConfig(Augmentation):
         source_NF = torch.randint(len(marginals_SF), x_NF.shape, generator=generator, device=x_NF.device)
         return torch.where(hit_NF, marginals_SF.gather(0, source_NF).to(x_NF.dtype), x_NF)
 
-    @property
-    def needs_marginals(self) -> bool:
-        """Always True."""
-        return True
-
 
 Mixup = Literal["linear", "geometric", "binary"]
 MIXUPS: tuple[Mixup, ...] = ("linear", "geometric", "binary")
@@ -235,6 +218,7 @@ class MixupConfig(Augmentation):
     """Mix documents with other documents of the micro-batch: the views of DACL+."""
 
     kind: Literal["mixup"] = "mixup"
+    mixes_groups: ClassVar[bool] = True
     amount: float = Field(0.3, ge=0, le=1)
     """The largest share that the other document can have; HOU24 tries .3, .6 and .9."""
     forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1, max_length=100)
@@ -271,11 +255,6 @@ class MixupConfig(Augmentation):
                 smooth_NF = _smooth(form, x_NF, other_NF, share_N1.to(x_NF.dtype))
                 mixed_NF = torch.where(draw.numeric_F & (form_N1 == number), smooth_NF, mixed_NF)
         return mixed_NF
-
-    @property
-    def mixes_groups(self) -> bool:
-        """Always True."""
-        return True
 
 
 def _smooth(form: Literal["linear", "geometric"], x_NF: Tensor, other_NF: Tensor, share_N1: Tensor) -> Tensor:
@@ -324,19 +303,16 @@ class ComposeConfig(Augmentation):
     """Applied in this order, each to the view made by the step before it."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """Apply the steps in order."""
         for step in self.steps:
             x_NF = step.view(x_NF, draw)
         return x_NF
 
     @property
-    def needs_marginals(self) -> bool:
-        """Whether any step draws from the training marginals."""
+    def needs_marginals(self) -> bool:  # type: ignore[override]
         return any(step.needs_marginals for step in self.steps)
 
     @property
-    def mixes_groups(self) -> bool:
-        """Whether any step does."""
+    def mixes_groups(self) -> bool:  # type: ignore[override]
         return any(step.mixes_groups for step in self.steps)
 
 

@@ -17,12 +17,11 @@ from torch.autograd.function import once_differentiable
 from ltrscale.batch import joined, length_chunks
 from ltrscale.devices import block_entries
 from ltrscale.layout import Chunks
-from ltrscale.models.encoder import Encoder
+from ltrscale.models.layers import Encoder
 from ltrscale.models.ranker import Projector
 from ltrscale.pretext import fused
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
-from ltrscale.pretext.objective import CONTRAST_DOCUMENTS, AddedModules, ContrastDocuments, Pretrainer
-from ltrscale.pretext.siamese import Siamese
+from ltrscale.pretext.objective import CONTRAST_DOCUMENTS, AddedModules, ContrastDocuments, Pretrainer, Siamese
 from ltrscale.pretext.watch import unit_vectors
 
 SIMILARITIES_PER_BLOCK = 1 << 18
@@ -39,11 +38,9 @@ class Contrastive(Siamese):
     """Divides the cosine similarities."""
 
     def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:  # noqa: ARG002
-        """A projector."""
         return AddedModules(projector=Projector(encoder.member_width, self.projector))
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:
-        """The InfoNCE loss of each document."""
         kept, on_gpu = self.with_positive, z0_NP.device.type != "cpu"  # on a CPU the number of chunks varies too much
         compiled = on_gpu and net.compiled
         return simclr_rank(z0_NP, z1_NP, among_Q1, temperature=self.temperature, with_positive=kept, compiled=compiled)
@@ -69,7 +66,6 @@ class _AcrossGroups(Contrastive):
     """Documents are contrasted in runs of neighbouring groups of about this many; null takes the whole micro-batch."""
 
     def among(self, offsets_Q1: Tensor) -> Tensor:
-        """Offsets of the runs of neighbouring groups."""
         return joined(offsets_Q1, self.contrast_documents)
 
 
@@ -125,9 +121,6 @@ def simclr_rank(
         compiled: compute it by `fused.info_nce`, unless that would keep too many similarities; in float16 where
             products may be rounded to TF32, or under autocast.
 
-    Raises:
-        ValueError: the temperature is not positive.
-
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
         >>> simclr_rank(z, z, torch.tensor([0, 2, 3]), temperature=1.0)  # 2 log(1 + 2 / e) twice; a document alone
@@ -135,15 +128,12 @@ def simclr_rank(
         >>> simclr_rank(z, z, torch.tensor([0, 2, 3]), temperature=1.0, with_positive=False)  # 2 log(2 / e)
         tensor([-0.6137, -0.6137,  0.0000])
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, not {temperature}")
     device, chunks = z0_ND.device, _view_chunks(offsets_Q1)
     half = torch.is_autocast_enabled(device.type) or torch.get_float32_matmul_precision() != "highest"
     with torch.autocast(device.type, enabled=False):  # autocast would compute matmuls in bfloat16
         if compiled and sum(4 * m * length**2 for m, length in chunks.shapes) <= 4 * block_entries(device):
             similar = fused.Similarities(1 / temperature, with_positive, half)
-            fused_N: Tensor = fused.compiled()(z0_ND, z1_ND, chunks, similar)
-            return fused_N
+            return fused.compiled()(z0_ND, z1_ND, chunks, similar)
         views_N2D = unit_vectors(torch.stack([z0_ND, z1_ND], 1))
         positive_N = (views_N2D[:, 0] * views_N2D[:, 1]).sum(-1) / temperature
         total_N2: Tensor = _GroupLogSumExp.apply(views_N2D, offsets_Q1, temperature, with_positive)  # type: ignore[no-untyped-call]
@@ -189,7 +179,6 @@ class ScarfConfig(_AcrossGroups):
         return x_NF, draw.masked(corruption.view(x_NF, draw))
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:  # noqa: ARG002
-        """The SCARF loss of each document."""
         return scarf(z0_NP, z1_NP, among_Q1, temperature=self.temperature)
 
     def uninformed(self, negatives_N: Tensor) -> Tensor:
@@ -214,16 +203,11 @@ def scarf(z_ND: Tensor, corrupted_ND: Tensor, offsets_Q1: Tensor, *, temperature
         offsets_Q1: the runs to contrast a document in: `[0, N]`, the whole micro-batch, is SCARF.
         temperature: tau > 0.
 
-    Raises:
-        ValueError: the temperature is not positive.
-
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
         >>> scarf(z, z, torch.tensor([0, 2]), temperature=1.0)  # log(1 + 1 / e)
         tensor([0.3133, 0.3133])
     """
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, not {temperature}")
     with torch.autocast(z_ND.device.type, enabled=False):
         unit_ND, others_ND = unit_vectors(z_ND), unit_vectors(corrupted_ND)
         total_N: Tensor = _CrossLogSumExp.apply(unit_ND, others_ND, offsets_Q1, temperature)  # type: ignore[no-untyped-call]
@@ -246,7 +230,6 @@ class DaclConfig(_AcrossGroups):
     """Ways to mix, one drawn for each document; HOU24's public code has `linear` and `binary`."""
 
     def views(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """Two mixtures of each document, see `MixupConfig.view`."""
         mixture = MixupConfig(amount=self.amount, forms=self.forms)
         first_NF = draw.masked(mixture.view(x_NF, draw))
         return first_NF, draw.masked(mixture.view(x_NF, draw))

@@ -69,14 +69,6 @@ def kept_offsets(offsets_Q1: Tensor, k: int | None) -> Tensor:
     return kept_Q1
 
 
-def check_sort(temperature: float, k: int | None) -> None:
-    """Raise ValueError unless the temperature is positive and k is None or at least 1."""
-    if not temperature > 0:
-        raise ValueError(f"temperature must be positive, not {temperature}")
-    if k is not None and k < 1:
-        raise ValueError(f"k must be at least 1, not {k}")
-
-
 class _SortEntries(torch.autograd.Function):
     """Keeps the sorted lists for backward, which rebuilds the permutations."""
 
@@ -270,9 +262,6 @@ def pirank(
     list by list. Its ideal covers the documents that survive the merges, not the whole list. Its straight-through sort
     is exact only in the last merge, not in all. Its defaults are a temperature of 5 and k = 15.
 
-    Raises:
-        ValueError: the temperature is not positive, or k or depth is below 1.
-
     Example:
         >>> scores, labels = torch.tensor([1.0, 3.0, 2.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
         >>> offsets = torch.tensor([0, 3, 4])  # the second group has no relevant document
@@ -281,9 +270,6 @@ def pirank(
         >>> pirank(scores, labels, offsets, temperature=1.0, k=2, mode="hard")  # 1 - 1 / log2(3)
         tensor([0.3691, 0.0000])
     """
-    check_sort(temperature, k)
-    if depth < 1:
-        raise ValueError(f"depth must be at least 1, not {depth}")
     scores_N = at_least_float32(scores_N)
     lists = _relevant_lists(scores_N, labels_N, offsets_Q1, k)
     if depth == 1:
@@ -298,7 +284,18 @@ def pirank(
     return scores_N.new_zeros(len(offsets_Q1) - 1).index_add(0, lists.groups_G, loss_G)
 
 
-class PiRankConfig(Loss):
+class _RelaxedNDCG(Loss):
+    """The base of NDCG through one relaxed sort."""
+
+    function = staticmethod(pirank)
+    needs_relevance: ClassVar[bool] = True
+    temperature: float = Field(1.0, gt=0)
+    """Temperature of the relaxed sort, in units of the scores."""
+    k: int | None = Field(None, ge=1)
+    """Cut-off of the NDCG; empty for the whole list."""
+
+
+class PiRankConfig(_RelaxedNDCG):
     """PiRank: NDCG through a relaxed sort, by divide and conquer for long lists.
 
     Source: Swezey et al. 2021.
@@ -306,19 +303,13 @@ class PiRankConfig(Loss):
     """
 
     kind: Literal["pirank"] = "pirank"
-    function = staticmethod(pirank)
-    needs_relevance: ClassVar[bool] = True
-    temperature: float = Field(1.0, gt=0)
-    """Temperature of the relaxed sort, in units of the scores."""
-    k: int | None = Field(None, ge=1)
-    """Cut-off of the NDCG; empty for the whole list."""
     depth: int = Field(1, ge=1, le=100)
     """Levels of divide and conquer; 1 sorts the list at once."""
     mode: Mode = "soft"
     """`straight_through` takes the exact order forward and the gradient of the relaxed one backward."""
 
 
-class NeuralSortNDCGConfig(Loss):
+class NeuralSortNDCGConfig(_RelaxedNDCG):
     """NDCG of the relaxed order of NeuralSort, which is PiRank of depth 1.
 
     Source: Grover et al. 2019; QIN21, B.2, without the constant 1 and with the indices of P exchanged.
@@ -326,12 +317,6 @@ class NeuralSortNDCGConfig(Loss):
     """
 
     kind: Literal["neural_sort_ndcg"] = "neural_sort_ndcg"
-    function = staticmethod(pirank)
-    needs_relevance: ClassVar[bool] = True
-    temperature: float = Field(1.0, gt=0)
-    """Temperature of the relaxed sort, in units of the scores."""
-    k: int | None = Field(None, ge=1)
-    """Cut-off of the NDCG; empty for the whole list."""
 
 
 class GumbelNeuralSortNDCGConfig(NoisyLoss):

@@ -24,8 +24,8 @@ from ltrscale.pretext.augment import AugmentConfig, MaskConfig, SwapInGroupConfi
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.training.augmentation import masked_features, sample_inputs
 from ltrscale.training.feed import Account, Fed, RowsOf, read_ahead
+from ltrscale.training.fitting import masked_features, sample_inputs
 
 
 class AuxiliaryConfig(Config):
@@ -49,11 +49,7 @@ class AuxiliaryConfig(Config):
     """Batch size and order of the unlabelled groups."""
 
     def groups(self, selection: Selection, transform: FeatureTransform, *, run: Run) -> "Unlabelled":
-        """The groups to learn from, with a sample of their documents if the method draws values from it.
-
-        Raises:
-            InputError: the data cannot be read.
-        """
+        """The groups to learn from, with a sample of their documents if the method draws values from it."""
         config, where = self, "finetune.auxiliary.mask"
         if not self.method.reads_tokens:
             mask = masked_features(self.mask, selection, transform.kinds, where=where, run=run)

@@ -8,7 +8,7 @@ of one layer (linear probing) or several (multilayer probing).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -23,10 +23,9 @@ from ltrscale.data.stream.batches import check_batches
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.models.choices import ContextConfig, NetworkConfig
-from ltrscale.models.combine import MeanRanker
-from ltrscale.models.encoder import depths
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
+from ltrscale.models.layers import depths
+from ltrscale.models.ranker import Architecture, HeadConfig, MeanRanker, Ranker
 from ltrscale.origin import is_current
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_label
@@ -36,15 +35,13 @@ from ltrscale.stages.inputs import BundleUrl, bundle_hashes
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import children, join, read_manifest
 from ltrscale.training.auxiliary import AuxiliaryConfig, AuxiliaryObjective, Unlabelled
-from ltrscale.training.best import Best, validate_goals
-from ltrscale.training.goals import Constraints, GoalsConfig
+from ltrscale.training.best import Best, Constraints, GoalsConfig, validate_goals
+from ltrscale.training.fitting import fitted, fitted_to, load_initial, with_tokens
 from ltrscale.training.memory import built
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import LabelledData, ListLossConfig, RankingConfig, RankingObjective
 from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, TrainingStage, begin
 from ltrscale.training.settings import set_up
-from ltrscale.training.text import fitted_to, load_initial, with_tokens
-from ltrscale.training.transform import fitted
 
 
 class RatesConfig(Config):
@@ -112,27 +109,15 @@ class FinetuneConfig(RankingConfig):
     as in the papers."""
 
     @model_validator(mode="after")
-    def _trains_something(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.epochs == self.head_epochs == 0:
             raise ValueError("head_epochs and epochs are both 0: nothing would be trained")
-        return self
-
-    @model_validator(mode="after")
-    def _keeps_one_head(self) -> Self:
         if self.keep_head and (self.heads > 1 or self.probe_epochs):
             raise ValueError("keep_head resumes the one head of the named bundle: set heads to 1, probe_epochs to 0")
-        return self
-
-    @model_validator(mode="after")
-    def _has_lists(self) -> Self:
         if self.list_loss is not None and (self.context is None or not self.context.embeds_lists):
             raise ValueError("list_loss needs a context that embeds lists: set context.kind to rankformer")
         if self.list_loss is not None and self.relevant_only:
             raise ValueError("list_loss also learns from lists without a relevant document: set relevant_only to false")
-        return self
-
-    @model_validator(mode="after")
-    def _goals_have_one_loss(self) -> Self:
         if self.goals is not None and (self.list_loss is not None or self.debias is not None):
             raise ValueError("goals: list_loss and debias are of the labels alone; leave them out")
         return self
@@ -302,19 +287,9 @@ class FinetuneJob(LabelledStage, TrainingStage):
     def _best_of(self, encoders: Sequence[str], origin: Origin, report: Report) -> str:
         """The encoder whose linear probe validates best, the last of equals; a resumed run reuses finished probes."""
         config = self.finetune
-        probe = config.replace(
-            list_loss=None,
-            head=HeadConfig(layers=1),
-            context=None,
-            network=NetworkConfig(),
-            heads=1,
-            projector_layers=0,
-            probe_epochs=0,
-            head_epochs=config.probe_epochs,
-            epochs=0,
-            rates=RatesConfig(),
-            auxiliary=None,
-            goals=None,
+        shared: dict[str, Any] = {name: value for name, value in config if name in RankingConfig.model_fields}
+        probe = FinetuneConfig(
+            **shared, head=HeadConfig(layers=1), noise=config.noise, head_epochs=config.probe_epochs, epochs=0
         )
         metric, values = f"validation_{config.validation_metric}", {}
         for number, url in enumerate(encoders):

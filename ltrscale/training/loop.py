@@ -26,13 +26,12 @@ from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.lengths import Frame
-from ltrscale.models.tables import device_of
+from ltrscale.models.layers import device_of
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.auxiliary import Auxiliary
 from ltrscale.training.feed import Account, Fed, read_ahead
-from ltrscale.training.reduce import FlatGradient, forget_moments, sum_over_workers, update_norms
-from ltrscale.training.rows import RowGradients
-from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer, learning_rate
+from ltrscale.training.reduce import FlatGradient, RowGradients, forget_moments, sum_over_workers, update_norms
+from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer
 
 LossOfBatch = Callable[[QueryGroups, torch.Generator], tuple[Tensor, Tensor | float]]
 """Summed loss of a micro-batch, and the count that divides it: documents for pretext objectives, groups with a defined
@@ -128,11 +127,6 @@ class AccountError(RuntimeError):
     """An epoch has missed or repeated groups."""
 
 
-def never() -> bool:
-    """False: the answer of a worker that asks for nothing."""
-    return False
-
-
 class Trainer:
     """Trains the parameters that require gradients, step by step.
 
@@ -148,9 +142,8 @@ class Trainer:
         precision: of matrix products; parameters and gradients are always float32.
         expected: the account that every epoch must reach, checked at its end; None if unknown.
         done: how much of `epochs` is done, for the schedule; None counts the groups that were read.
-        due: true if a checkpoint is due; this and the next two are called once per step, and one true counts for all.
-        stopping: true if this worker was asked to stop.
-        failed: true if this worker cannot continue.
+        requests: is a checkpoint due, was this worker asked to stop, is it unable to continue? Called once per step;
+            one true counts for all.
     """
 
     late: ClassVar[int] = 0
@@ -172,15 +165,12 @@ class Trainer:
         precision: Precision = "float32",
         expected: Account | None = None,
         done: Callable[[], float] | None = None,
-        due: Callable[[], bool] = never,
-        stopping: Callable[[], bool] = never,
-        failed: Callable[[], bool] = never,
+        requests: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False),
     ) -> None:
         self.model, self.objective, self.stream, self.config = model, objective, stream, config
         self.epochs, self.seed, self.precision = epochs, seed, precision
         self.auxiliary = auxiliary
-        self.expected, self.done = expected, done
-        self.due, self.stopping, self.failed = due, stopping, failed
+        self.expected, self.done, self.requests = expected, done, requests
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = device_of(model)
         self.optimizer = build_optimizer(self.parameters, config, factors)
@@ -212,10 +202,12 @@ class Trainer:
         ahead = read_ahead(epoch, depth=depth, device=self.device, rows_of=rows_of, frame=self.frame)
         with closing(ahead) as steps:
             while True:
-                step, wait_s = self.fetch(steps)
+                start = time.monotonic()
+                # a worker whose streams have run out takes empty steps: the others still need it in their sums
+                step = next(steps, Fed({}, self.state.positions, Account()))
+                wait_s = time.monotonic() - start
                 loss_and_count = self.add_gradients(step)
-                requests = (self.due(), self.stopping(), self.failed())
-                taken = self.reduce(loss_and_count, StepSums(*step.account, *requests, wait_s))
+                taken = self.reduce(loss_and_count, StepSums(*step.account, *self.requests(), wait_s))
                 total = taken.total
                 self.waited_s += wait_s
                 if total.groups == 0:  # summed over all workers, so all end here
@@ -253,15 +245,6 @@ class Trainer:
             stopping=bool(total.stopping),
             failed=bool(total.failed),
         )
-
-    def fetch(self, steps: Iterator[Fed]) -> tuple[Fed, float]:
-        """The next step of this worker, and the time spent waiting for it.
-
-        A worker whose streams have run out takes empty steps, because the others still need it in their sums.
-        """
-        start = time.monotonic()
-        step = next(steps, Fed({}, self.state.positions, Account()))
-        return step, time.monotonic() - start
 
     def add_gradients(self, step: Fed) -> Tensor:
         """Add the gradients of the local micro-batches; returns their summed loss and count."""
@@ -341,7 +324,8 @@ class Trainer:
         """The learning rate of a step that reads this many groups."""
         middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
         read = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
-        return learning_rate(self.config, done=self.done() if self.done else read, epochs=self.epochs)
+        done = self.done() if self.done else read
+        return self.config.learning_rate * self.config.schedule.share(done, self.epochs)
 
     def _gradient_of(self, auxiliary: Auxiliary) -> Tensor:
         """The weighted gradient of one auxiliary step, as a vector; sets its mean loss."""

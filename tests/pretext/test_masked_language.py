@@ -15,8 +15,8 @@ from ltrscale.models.cross_encoder import Pairs
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.masked_language import MaskedLanguageConfig, _hide, _masked_language, _TokenDecoder
 from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.reconstruct import MaskedLanguageConfig, _hide, _masked_language, _TokenDecoder
 from ltrscale.training.auxiliary import AuxiliaryConfig
 from ltrscale.training.pretrain import PretrainConfig
 
@@ -77,7 +77,7 @@ def test_the_embedding_learns_as_input_and_as_output() -> None:
     model = pretrainer(rate=0.5)
     loss, count = model(text_groups(), generator())
     loss.backward()
-    assert count == len(_hide(model.encoder.pairs(text_groups()), VOCABULARY, generator(), rate=0.5).rows_M)  # type: ignore[operator]
+    assert count == len(_hide(model.encoder.pairs(text_groups()), VOCABULARY, generator(), rate=0.5)[1])  # type: ignore[operator]
     gradient = model.encoder.get_parameter("bert.tokens.weight").grad
     assert gradient is not None
     assert gradient.any(1).all()  # every token, also those that are nowhere: as outputs they are wrong answers

@@ -25,8 +25,7 @@ from ltrscale.models.features import FeatureTransform
 from ltrscale.models.layers import Dropout
 from ltrscale.pretext.augment import Augmentation, Draw, SwapInGroupConfig, ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.objective import Objective, Pretrainer
-from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.pretext.objective import Objective, Pretrainer, SimSiamConfig
 from ltrscale.training.captured import WARM_UP, CapturedTrainer
 from ltrscale.training.checkpoint import Buffers, Progress, restore, take
 from ltrscale.training.loop import StepResult, Trainer
@@ -184,7 +183,7 @@ def test_a_resumed_training_is_bit_equal_to_one_that_never_stopped(synthetic_dat
 
     whole, first, second = trainer(), trainer(), trainer()
     expected = run_epochs(whole)
-    first.due = lambda: first.state.step + 1 == stop
+    first.requests = lambda: (first.state.step + 1 == stop, False, False)
     done: list[StepResult] = []
     for result in first.epoch():
         done.append(result)

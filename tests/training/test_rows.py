@@ -17,15 +17,14 @@ from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform
-from ltrscale.models.layers import FeatureEmbedding
-from ltrscale.models.tables import HostTable, device_of, host_tables, keep_on_host
+from ltrscale.models.layers import FeatureEmbedding, HostTable, device_of, host_tables, keep_on_host
 from ltrscale.pretext.augment import MarginalConfig, SwapInGroupConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.training.checkpoint import Buffers, Progress, restore, take
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
-from ltrscale.training.rows import update_rows
+from ltrscale.training.reduce import update_rows
 from ltrscale.training.settings import OptimizerConfig, build_optimizer
 
 ON_HOST = {"host_rows": 0}

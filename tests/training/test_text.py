@@ -24,20 +24,19 @@ from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.reconstruct import MaskedLanguageConfig
 from ltrscale.ranking.clicks import with_negatives
 from ltrscale.runtime.workers import ONE, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.checkpoint import Progress, restore
 from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.fitting import fit, fitted_to, load_initial, with_tokens
 from ltrscale.training.loop import Trainer
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.ranking import RankingObjective
 from ltrscale.training.resumption import Checkpoints
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.training.text import fitted_to, load_initial, with_tokens
-from ltrscale.training.transform import fit
 
 OBJECTIVES = ("ranking", "clicks", "masked_language")
 CLICKS = {"debias": {"kind": "dla", "positions": 5}, "negatives": 3}
