@@ -28,14 +28,13 @@ from ray.exceptions import RayError, RayTaskError
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ltrscale import storage
-from ltrscale.alongside import alongside
 from ltrscale.errors import ExpectedEnd, InputError, Stopped
+from ltrscale.processor import alongside
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
-from ltrscale.runtime.hangs import Pulse
 from ltrscale.runtime.mailbox import Beat, Left, ReportedMetrics, Sender, Slot, WorkerJoined, forwarded_logs
 from ltrscale.runtime.on_ray import read_with_ray
-from ltrscale.runtime.workers import Resized, Work, WorkerContext, WorkersConfig
+from ltrscale.runtime.workers import Pulse, Resized, Work, WorkerContext, WorkersConfig
 
 WATCH_S = 0.5
 """Between two looks at the mailbox for requests."""
@@ -222,12 +221,8 @@ class Joiners:
     """The joiners of a run, kept by the launching process.
 
     All are requested as soon as Ray Train's own workers run, and stay pending until the cluster has capacity; an
-    autoscaler sees them as demand.
-
-    Args:
-        task: their work.
-        options: Ray options of their actors.
-        most: maximum number of workers, Ray Train's and joiners.
+    autoscaler sees them as demand. With Ray Train's own there are at most `most` workers; `options` are Ray's for the
+    joiners' actors.
     """
 
     def __init__(self, task: Assignment, options: dict[str, Any], most: int) -> None:

@@ -27,6 +27,8 @@ from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.lengths import Frame
 from ltrscale.models.layers import device_of
+from ltrscale.layout import Frame
+from ltrscale.models.tables import device_of
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.auxiliary import Auxiliary
 from ltrscale.training.feed import Account, Fed, read_ahead

@@ -22,16 +22,16 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ltrscale.arrays import HIGHEST_LABEL, Doubles
+from ltrscale.arrays import HIGHEST_LABEL
 from ltrscale.batch import QueryGroups, group_index, length_chunks, to_offsets
 from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.views import View, raw
-from ltrscale.cache import newest
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.errors import InputError
+from ltrscale.late import newest
 from ltrscale.layout import Chunk
 from ltrscale.models.fitting import Sample, ValueCounts, sampled_documents
 from ltrscale.progress import progress
@@ -61,10 +61,6 @@ class BinCodes(NamedTuple):
         for column, vocabulary in self.vocabularies.items():
             vocabulary.merge(other.vocabularies[column])
         self.sample.merge(other.sample)
-
-    def sample_rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """The sampled documents as trees see them, shape [M, F]; frees them here."""
-        return renumber(self.sample.take_MF(), vocabularies)
 
     def known(self) -> dict[int, NDArray[np.float32]]:
         """The codes of each categorical column, ascending; trees see a code's index in this list."""
@@ -218,13 +214,13 @@ def _document_numbers(groups: QueryGroups) -> NDArray[np.int64]:
     return (near_N + (place_N // _NUMBERED << 48)).numpy()  # longer groups, which are few, count far above all others
 
 
-def check_labels(groups: Labelled, targets_N: Doubles, highest: int | None) -> None:
-    """Check that every target is an integer from 0 to `highest`, and so has a gain; None allows any number.
+def check_labels(groups: Labelled, highest: int | None) -> None:
+    """Check that every label is an integer from 0 to `highest`, and so has a gain; None allows any number.
 
     Raises:
-        InputError: a target has no gain; the message names the group, the label and the remedy.
+        InputError: a label has no gain; the message names the group, the label and the remedy.
     """
-    if highest is not None and (misfit := _first_misfit(groups, targets_N, highest)):
+    if highest is not None and (misfit := _first_misfit(groups, highest)):
         raise InputError(
             f"{misfit}, and gains are for integers from 0 to {highest}; map the labels to grades in prepare, give "
             "gbdt.label_gain a gain for each label, or set gbdt.targets.kind=quantised"
@@ -258,16 +254,13 @@ def check_positions(groups: Labelled) -> None:
 def read_judged(selection: Selection, view: View, highest: int) -> Labelled:
     """The validation groups with a relevant document; `only_relevant` has already narrowed the selection to them.
 
-    Args:
-        selection: the groups.
-        view: the columns that trees see.
-        highest: the highest label for judging trees; see `TreesConfig.highest_judged`.
+    The highest label is that of `TreesConfig.highest_judged`.
 
     Raises:
         InputError: as `read_labelled`; no group has a relevant document, or a label is not a grade.
     """
     validation, _ = read_labelled(selection, "validation", view, keep=False)  # it lives until the last tree
-    if misfit := _first_misfit(validation, validation.labels_N, highest, whole=not selection.reads_sum):
+    if misfit := _first_misfit(validation, highest, whole=not selection.reads_sum):
         raise InputError(
             f"{misfit}, and NDCG is of integers from 0 to {highest} (gbdt.label_gain: linear goes on to "
             f"{HIGHEST_LABEL}); leave scores out of the validation split, or map its labels to grades in prepare"
@@ -280,8 +273,9 @@ def read_judged(selection: Selection, view: View, highest: int) -> Labelled:
     return validation
 
 
-def _first_misfit(groups: Labelled, labels_N: Doubles, highest: int, *, whole: bool = True) -> str | None:
+def _first_misfit(groups: Labelled, highest: int, *, whole: bool = True) -> str | None:
     """Describes the first document whose label is not from 0 to the highest, or not `whole`; None if there is none."""
+    labels_N = groups.labels_N
     odd_N = (labels_N != labels_N.round()) & whole
     rows = np.flatnonzero(odd_N | (labels_N < 0) | (labels_N > highest))
     if not len(rows):
@@ -319,14 +313,6 @@ def deal(selection: Selection, *, rank: int, world: int) -> Selection:
     documents = np.maximum(1, selection.served_documents_R)
     dealt = plan.canonical_streams(documents, seed=0, epoch=0, key=selection.hash, streams=world, shuffle=False)
     return selection.only(selection.row_groups.take(dealt[rank]))
-
-
-def check_complete(selection: Selection, share: Labelled) -> None:
-    """Check that the shares of all workers together make up the selection."""
-    counts = torch.tensor([len(share.ids_Q)])
-    if dist.is_initialized():
-        dist.all_reduce(counts)
-    assert int(counts[0]) == selection.n_groups, f"{counts[0]} groups were read, {selection.n_groups} are selected"
 
 
 def merged_codes(codes: BinCodes) -> BinCodes:

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pytest
 from waiting import wait_until
 
-from ltrscale.runtime import hangs
-from ltrscale.runtime.hangs import HangWatch, Pulse, WorkerProgress
-from ltrscale.runtime.workers import WorkerContext
+from ltrscale.runtime import workers
+from ltrscale.runtime.workers import HangWatch, Pulse, WorkerContext, WorkerProgress
 
 
 class Clock:
@@ -23,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(hangs.time, "monotonic", clock)
+    monkeypatch.setattr(workers.time, "monotonic", clock)
     return clock
 
 
@@ -101,7 +100,7 @@ def test_a_worker_that_reads_or_has_yet_to_begin_does_not_hang(clock: Clock) -> 
 
 
 def test_a_pulse_counts_steps_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hangs, "_EVERY_S", 0.01)
+    monkeypatch.setattr(workers, "_EVERY_S", 0.01)
     pulse, sent = Pulse(), list[WorkerProgress]()
     context = pulse.counting(WorkerContext(reader=lambda _, __: iter(["a", "b"]), stopping=lambda: True))
     with pulse.sent(sent.append):
