@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ltrscale.batch import QueryGroups, repeated
 from ltrscale.data.stream.batches import MicroBatches, StreamConfig
-from ltrscale.data.stream.cursor import Position
+from ltrscale.data.stream.windows import Position
 from ltrscale.draws import mix
 from ltrscale.processor import cores
 from ltrscale.simulate.problems import Problems, ProblemsConfig, problems

@@ -1,11 +1,13 @@
 """Windows: query groups of some row groups, as views of Arrow's buffers until a micro-batch copies them.
 
+A cursor cuts a canonical stream of windows into micro-batches, from any position.
+
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows (queries or documents), R1 = R + 1 offsets, M taken groups or
 rows, T tokens.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
@@ -29,13 +31,9 @@ class TokenRows:
     starts_R: Ints
     lengths_R: Ints
 
-    def take(self, rows_M: Ints) -> "TokenRows":
+    def take(self, rows_M: Ints | slice) -> "TokenRows":
         """These rows, in this order, without copying tokens."""
         return TokenRows(self.ids_T, self.starts_R[rows_M], self.lengths_R[rows_M])
-
-    def part(self, first: int, last: int) -> "TokenRows":
-        """The rows `first` to `last`, exclusive."""
-        return TokenRows(self.ids_T, self.starts_R[first:last], self.lengths_R[first:last])
 
     def copied(self) -> "TokenRows":
         """The same rows with a compact copy of their own tokens."""
@@ -167,9 +165,9 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
 
 def _tokens(cuts: Sequence[Cut], owner: Owner) -> dict[str, Tokens]:
     """The tokens of the queries or documents of some groups, by field name."""
-    ends = [(first, last) if owner == "query" else window.offsets_Q1[[first, last]] for window, first, last in cuts]
+    rows = [slice(a, b) if owner == "query" else slice(*window.offsets_Q1[[a, b]]) for window, a, b in cuts]
     return {
-        key.name: TokenRows.to_batch([cut.window.tokens[key].part(*rows) for cut, rows in zip(cuts, ends, strict=True)])
+        key.name: TokenRows.to_batch([cut.window.tokens[key].take(part) for cut, part in zip(cuts, rows, strict=True)])
         for key in cuts[0].window.tokens
         if key.of == owner
     }
@@ -192,3 +190,63 @@ def regroup(window: Window, order_N: Ints, n_features: int) -> Window:
     back_N = np.argsort(order_N)
     of_documents = {key: rows.take(back_N) for key, rows in window.tokens.items() if key.of == "document"}
     return replace(window, ids_Q=None, features=features, columns_N=columns_N, tokens=of_documents)
+
+
+class Position(NamedTuple):
+    """A position in a canonical stream: the next group is number `group` of window `window`, in the order served.
+
+    Windows count over all passes of an epoch. In JSON it is a list of two integers; `Position(*values)` restores it.
+    """
+
+    window: int = 0
+    group: int = 0
+
+
+class Budget(NamedTuple):
+    """The most that a micro-batch may hold."""
+
+    documents: int
+    groups: int
+    tokens: int
+
+
+class Cursor:
+    """A position in one canonical stream, which `take` advances."""
+
+    def __init__(self, next_window: Callable[[], Window], windows: int, start: Position, n_features: int) -> None:
+        self.position = start
+        self._next_window, self._windows, self._n_features = next_window, windows, n_features
+        self._window: Window | None = None
+        self._sizes: list[Ints] = []
+
+    @property
+    def ended(self) -> bool:
+        """Whether all windows are used up."""
+        return self.position.window >= self._windows
+
+    def take(self, budget: Budget) -> QueryGroups | None:
+        """The next groups within the budget, at least one; None at the stream's end."""
+        cuts: list[Cut] = []
+        while min(budget) > 0 and not self.ended:
+            if self._window is None:
+                self._window = window = self._next_window()
+                # cumulative documents, groups and tokens, as in a budget
+                self._sizes = [window.offsets_Q1, np.arange(len(window.offsets_Q1)), offsets(window.tokens_Q)]
+            number, first = self.position
+            groups = len(self._window.offsets_Q1) - 1  # 0 if no group of the window is served
+            ends = [
+                int(np.searchsorted(size_Q1, size_Q1[first] + limit, side="right")) - 1
+                for size_Q1, limit in zip(self._sizes, budget, strict=True)
+            ]
+            last = min(ends)
+            if last == first < groups and not cuts:
+                last += 1  # a group above the budget is a micro-batch alone
+            if last > first:
+                cuts.append(Cut(self._window, first, last))
+                used = (int(size_Q1[last] - size_Q1[first]) for size_Q1 in self._sizes)
+                budget = Budget(*(limit - count for limit, count in zip(budget, used, strict=True)))
+            self.position = Position(number, last)
+            if last < groups:
+                break
+            self.position, self._window = Position(number + 1, 0), None
+        return assemble(cuts, self._n_features) if cuts else None

@@ -22,9 +22,9 @@ from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.tokens import LISTS, Vocabulary, lengths_of
 from ltrscale.data.stream.batches import GroupStream, MicroBatches, StreamConfig, iterate
-from ltrscale.data.stream.cursor import Position
 from ltrscale.data.stream.decoder import Decoder, Memory, memory_for
 from ltrscale.data.stream.readers import RowGroupReader
+from ltrscale.data.stream.windows import Position
 from ltrscale.errors import InputError
 
 Make = Callable[..., Any]
