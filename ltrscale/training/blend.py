@@ -18,8 +18,7 @@ from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import standardise_by_group
 from ltrscale.bundle import Blend, Bundle, MetricValue, facts, load, save_blend, with_tokens_of
 from ltrscale.config import Config
-from ltrscale.data.dataset.relevant import at_most, only_relevant
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.draws import random_bits

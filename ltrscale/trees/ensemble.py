@@ -13,8 +13,7 @@ from pydantic import Field
 from ltrscale.arrays import Doubles
 from ltrscale.bundle import BundleFacts, MetricValue, TreesBundle, load, save_trees, with_tokens_of
 from ltrscale.config import Config
-from ltrscale.data.dataset.relevant import only_relevant
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.progress import Report, log

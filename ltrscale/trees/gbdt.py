@@ -21,8 +21,7 @@ from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.relevant import check_teaches, only_relevant
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.data.stream.scored import score_selection

@@ -16,8 +16,7 @@ from ltrscale.arrays import Doubles, Moments
 from ltrscale.bundle import TreesArchitecture, boosters, facts, save_trees, views
 from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
-from ltrscale.data.dataset.relevant import only_relevant
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, parts_of, run_here
 from ltrscale.data.stream.scored import score_selection

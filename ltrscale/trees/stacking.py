@@ -13,8 +13,7 @@ from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, 
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.manifest import Feature, matching
-from ltrscale.data.dataset.relevant import only_relevant
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, Texts
 from ltrscale.data.stream.scored import DocumentScores, score_selection
 from ltrscale.errors import InputError

@@ -16,8 +16,7 @@ from ltrscale import config, storage
 from ltrscale.data.dataset.goals import LABELS
 from ltrscale.data.dataset.labelled import with_relevant
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.relevant import at_most, only_relevant
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
