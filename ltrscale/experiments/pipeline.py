@@ -19,9 +19,8 @@ from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.goals import GoalName, goal_column
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Splits, SplitsWithTest
+from ltrscale.data.dataset.split import Splits, SplitsWithTest, with_relative_named
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import column_names
 from ltrscale.errors import InputError

@@ -17,10 +17,9 @@ from ltrscale.bundle_manifest import content_hash
 from ltrscale.config import Operational
 from ltrscale.data.dataset.files import Counts, DataFiles, total_of
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.periods import resolve_periods
 from ltrscale.data.dataset.scores import Layout, PeriodScores, period_url, read_period
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Periods, Split, Texts
+from ltrscale.data.dataset.split import Periods, Split, Texts, resolve_periods
 from ltrscale.errors import InputError
 from ltrscale.origin import digest, made_by
 from ltrscale.progress import Report, log, progress

@@ -27,8 +27,7 @@ from ltrscale.data.dataset.feature_column import with_lists
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, ListedPath, total_of
 from ltrscale.data.dataset.goals import GOAL
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.dataset.periods import SplitPart, resolve_periods
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.split import Split, SplitPart, resolve_periods
 from ltrscale.errors import InputError
 from ltrscale.origin import is_current, made_by
 from ltrscale.progress import Advance, Report, log, progress

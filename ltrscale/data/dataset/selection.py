@@ -18,10 +18,9 @@ from ltrscale.data.dataset.goals import LABELS, LabelWeights, goal_column, label
 from ltrscale.data.dataset.labelled import keep_fold, relevant_in
 from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import read_as
-from ltrscale.data.dataset.periods import SplitPart, resolve_periods
 from ltrscale.data.dataset.row_groups import FilesToRead, PartToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import SCORES, find_scores
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.split import Split, SplitPart, resolve_periods
 from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
 from ltrscale.draws import among_first, permutation
 from ltrscale.errors import InputError, suggestion
