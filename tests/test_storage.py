@@ -75,7 +75,7 @@ def test_only_one_of_two_writers_creates_a_file(url: str) -> None:
 
         def write(data: bytes, path: str = f"{path}-{round_}", start: threading.Barrier = start, won=won) -> None:
             start.wait()
-            if storage.create_exclusively(path, data):
+            if storage.swap(path, None, data):
                 won.append(data)
 
         writers = [threading.Thread(target=write, args=(data,)) for data in (b"a", b"b")]
@@ -630,7 +630,7 @@ def test_what_a_killed_probe_leaves_is_found_again(s3: str, monkeypatch: pytest.
         with monkeypatch.context() as patch:
             patch.setattr(storage.conditions, "_accepted", killed)
             with pytest.raises(KeyboardInterrupt):
-                storage.create_exclusively(f"{url}/file", b"x")
+                storage.swap(f"{url}/file", None, b"x")
         return [name for name in storage.files.below(url) if "probe" in name]
 
     assert len(probe_killed()) == 1

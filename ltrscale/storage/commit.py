@@ -1,11 +1,16 @@
-"""Write directories that appear whole or not at all: a manifest, put in place last, lists the files of a directory."""
+"""Write directories that appear whole or not at all: a manifest, put in place last, lists the files of a directory.
+
+To withdraw one removes its manifest first. Only files that a manifest lists, or whose names prove the writer, are ever
+deleted, never a directory with all its contents.
+"""
 
 import contextlib
 import json
+import re
 import secrets
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +23,7 @@ from ltrscale.storage import lease as leases
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.lease import check_lease
-from ltrscale.storage.listing import MANIFEST, listed_in, parse_manifest, read_manifest, sizes_in
+from ltrscale.storage.listing import HIDDEN_MANIFEST, MANIFEST, listed_in, parse_manifest, read_manifest, sizes_in
 from ltrscale.storage.names import is_local, join, local_path
 from ltrscale.storage.unfinished import UNFINISHED, deleting, read_unfinished, settle, write_unfinished
 
@@ -306,3 +311,47 @@ class Commit:
                     check_lease(self.url)  # another writer's record is not ours to replace
                     saved, left = read_unfinished(self.url)
                     write_unfinished(self.url, saved, left | kept)
+
+
+def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFEST) -> None:
+    """Delete a committed directory: its manifest first, then the files that it lists, then empty folders.
+
+    So nobody sees a manifest without its files. Nothing is deleted if nothing is committed. Files that only a lost or
+    damaged part of the manifest lists stay there, which is logged.
+
+    Files directly there whose names match `own`, with the first digits of the content's hash as the first group, are
+    the caller's. They are deleted too, and only they if the manifest is missing or damaged.
+    """
+    try:
+        manifest = read_manifest(url, name)
+    except InputError:
+        if own is None:
+            raise
+        manifest = {}
+    if manifest is not None or own is not None:
+        listed = {*sizes_in(url, manifest, despite_damage=True)}
+        if own is not None:
+            listed.update(path for path in files.below(url) if (match := own.fullmatch(path)) and _has_hash(url, match))
+        check_lease(url)
+        with deleting(url, listed):
+            files.remove(join(url, name))
+    if is_local(url):  # also if nothing is committed: a killed withdrawal may have left the folder
+        files.remove_empty(url, str(local_path(url).parent))
+
+
+def _has_hash(url: str, name: re.Match[str]) -> bool:
+    """True if a file's content has the hash in its name, which a foreign file of such a name does not."""
+    with files.open_input(names.listed_file(url, name.string)) as stream:
+        return files.sha256_of(stream).startswith(name[1])
+
+
+def withdraw_below(url: str, loose: Collection[str]) -> None:
+    """Withdraw all committed directories at and below a directory, and delete the files there with these endings."""
+    paths = files.below(url)
+    for name in paths:
+        folder, _, last = name.rpartition("/")
+        if last in (MANIFEST, HIDDEN_MANIFEST):
+            withdraw(join(url, folder), name=last)
+    for name in paths:
+        if any(f"/{name}".endswith(f"/{ending}") for ending in loose):
+            files.remove_with_folders(names.listed_file(url, name), url)

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ltrscale.errors import InputError
-from ltrscale.storage.files import read_if_there
-from ltrscale.storage.names import join, listed_file, listed_path
+from ltrscale.storage import files
+from ltrscale.storage.names import is_local, join, listed_file, listed_path
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,11 +29,13 @@ _LISTS = ("files", "parts", "query_ids")
 _PATHS = ("quarantine", "stale")
 """Keys of a manifest, and of a record of unfinished work, that hold paths alone."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_FEW = 64
+"""Files up to this number are looked at one by one; of more, a listing takes fewer requests."""
 
 
 def read_manifest(url: str, name: str = MANIFEST) -> dict[str, Any] | None:
     """The manifest of this name in a committed directory; None if none is committed."""
-    data = read_if_there(join(url, name))
+    data = files.read_if_there(join(url, name))
     return None if data is None else parse_manifest(data, join(url, name))
 
 
@@ -102,6 +104,51 @@ def _sizes_in_part(url: str, part: Mapping[str, Any]) -> dict[str, int | None]:
     return dict(zip(paths, rows["bytes"].to_pylist(), strict=True))
 
 
+def read_verified(url: str, name: str, manifest: Mapping[str, Any]) -> bytes:
+    """A file of a committed directory, checked against the content hash in its manifest.
+
+    Raises:
+        InputError: the manifest does not list the file, or the file is missing or was changed.
+    """
+    listed = listed_in(manifest)
+    if name not in listed:
+        raise InputError(f"{join(url, name)}: the manifest does not list it; make the directory again")
+    place = listed_file(url, name)
+    return _checked(files.read_bytes(place), listed[name], place)
+
+
+def _checked(data: bytes, sha256: str, place: str) -> bytes:
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise InputError(f"{place}: its content is not what was committed (hash differs); make the directory again")
+    return data
+
+
+def is_whole(url: str, manifest: Mapping[str, Any]) -> bool:
+    """True if all files of a manifest and its parts exist with their sizes; logs the first that does not."""
+    try:
+        sizes = {name: size for name, size in sizes_in(url, manifest).items() if size is not None}
+    except InputError as error:  # of a part
+        _log.warning("%s", error)
+        return False
+
+    def differs(name: str) -> bool:
+        path = join(url, name)
+        return not files.exists(path) or files.size(path) != sizes[name]
+
+    suspects = list(sizes)
+    if len(sizes) > _FEW:  # a listing takes one request per thousand files
+        actual = files.sizes_below(url)
+        suspects = [name for name in sizes if actual.get(name) != sizes[name]]
+    lost = suspects
+    if len(sizes) <= _FEW or is_local(url):  # a listing does not follow links
+        lost = [name for name, is_lost in zip(suspects, files.at_once(differs, suspects), strict=True) if is_lost]
+    if lost:
+        _log.warning(
+            "%s: %d of %d files are missing or cut short, the first is %s", url, len(lost), len(sizes), lost[0]
+        )
+    return not lost
+
+
 def read_manifest_part(url: str, part: Mapping[str, Any], columns: Sequence[str] | None = None) -> "pa.Table":
     """The rows of a part of a directory's manifest, with all columns or some.
 
@@ -112,13 +159,12 @@ def read_manifest_part(url: str, part: Mapping[str, Any], columns: Sequence[str]
     import pyarrow.parquet as pq
 
     place = listed_file(url, str(part["path"]))
-    data = read_if_there(place)
+    data = files.read_if_there(place)
     if data is None:
         raise InputError(f"{place}: missing, though the manifest lists it; make the directory again")
-    if hashlib.sha256(data).hexdigest() != part["sha256"]:
-        raise InputError(f"{place}: its content is not what was committed (hash differs); make the directory again")
+    content = io.BytesIO(_checked(data, part["sha256"], place))
     try:
-        return pq.read_table(io.BytesIO(data), columns=columns and list(columns), use_threads=False)
+        return pq.read_table(content, columns=columns and list(columns), use_threads=False)
     except (pa.ArrowException, OSError, KeyError) as error:
         raise InputError(f"{place}: no part of a manifest ({error}); make the directory again") from error
 

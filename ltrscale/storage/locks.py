@@ -18,18 +18,13 @@ _LOCK_S, _LOCK_POLL_S = 120.0, 0.005
 _locks = threading.local()
 
 
-def create_exclusively(url: str, data: bytes) -> bool:
-    """Write a file only if none exists, in one atomic step; returns whether its content is there now."""
-    return swap(url, None, data)
-
-
 def claim(url: str, data: bytes) -> bool:
-    """Like `create_exclusively`, but without a temporary file on a local disk, so a kill may leave an empty file.
+    """Write a file only if none exists, without a temporary one on a local disk, so a kill may leave an empty file.
 
-    An empty file counts as none.
+    Returns whether its content is there now. An empty file counts as none.
     """
     if not is_local(url):
-        return create_exclusively(url, data)
+        return swap(url, None, data)
     path = local_path(url)
     with exclusively(str(path.parent)), named_errors(url, "write", need=len(data)):
         if current := files.read_if_there(url):
