@@ -39,12 +39,10 @@ from ltrscale.data.dataset.origin import commands
 from ltrscale.data.dataset.row_groups import RowGroups
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Texts
-from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
-from ltrscale.data.dataset.tokens import TokenSummary, summarise, summed
 from ltrscale.data.dataset.writer import Compression, commit_dataset, parquet_writer, plain_columns
 from ltrscale.data.ids import hash_ids, save_hashes
 from ltrscale.data.stream.readers import open_parquet, read_direct
-from ltrscale.derive.rewrite import GroupBlock, counted_tables, group_block, group_table
+from ltrscale.derive.rewrite import GroupBlock, GroupSummaries, counted_tables, group_block, group_table
 from ltrscale.errors import InputError
 from ltrscale.progress import log, progress
 from ltrscale.stages.runs import holding
@@ -146,11 +144,7 @@ class _Left:
 
     def __init__(self, manifest: Manifest, column: str, ids: pa.StringArray) -> None:
         self._manifest, self._column, self._ids = manifest, column, ids
-        self._stats, self._labels = FeatureStats(len(manifest.features)), LabelCounts()
-        self._tokens = {
-            name: TokenSummary(cut_lists=summary.cut_lists, cut_tokens=summary.cut_tokens)
-            for name, summary in manifest.token_summaries.items()
-        }
+        self._summaries = GroupSummaries(manifest)
         self._codes = {name: set[float]() for name in manifest.categories}
         self._gone = [np.empty(0, np.uint64)]
         """Hashes of the ids of the groups of which nothing is left."""
@@ -167,13 +161,11 @@ class _Left:
             if not len(block):
                 continue
             features_NF = laid_out(block.features_NF, places_F)
-            self._stats.add(features_NF, block.offsets_Q1)
-            self._labels.add(block.columns_N["labels"])
             for place, feature in enumerate(self._manifest.features):
                 if feature.name in self._codes:
                     self._codes[feature.name].update(np.unique(features_NF[:, place]).tolist())
             written = group_table(block, block.keys_Q)
-            self._tokens = summed([self._tokens, summarise(written)])
+            self._summaries.add(block, features_NF, written)
             yield written, block.lengths_Q
 
     def _without(self, block: GroupBlock) -> GroupBlock:
@@ -204,10 +196,6 @@ class _Left:
             "files": of_files,
             "parts": (),
             "lacking": _within(old.lacking, of_files.periods),
-            "summaries": self._stats.summaries(),
-            "label_counts": self._labels.counts(),
-            "grouped": self._stats.grouped,
-            "token_summaries": self._tokens,
             "categories": categories,
             "accounting": _accounting(old.accounting, groups, documents),
             "query_ids": self._query_ids(dataset.url, commit),
@@ -218,6 +206,7 @@ class _Left:
                 periods=tuple(sorted({*earlier.periods, *periods})),
             ),
             "made_by": first | ({ADDED: added} if added else {}),
+            **self._summaries.fields(),
         }
         return Manifest(**{**dict(old), **changes})
 

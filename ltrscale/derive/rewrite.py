@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import Bools, Floats, Ints, offsets
-from ltrscale.data.columns import is_per_document, spread_over_documents
+from ltrscale.data.columns import float_column, is_per_document, spread_over_documents
 from ltrscale.data.dataset.feature_column import laid_out
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, stored_places
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -206,7 +206,7 @@ def group_block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGro
         keys_Q=table.column("gid").to_numpy(),
         offsets_Q1=offsets(lengths_Q),
         features_NF=table.column("features").combine_chunks().flatten().to_numpy().reshape(-1, n_features),
-        columns_N={name: _with_nan(column, lengths_Q) for name, column in lists.items()},
+        columns_N={name: float_column(spread_over_documents(column, lengths_Q)) for name, column in lists.items()},
         rows_Q=table.select(unmapped),
         doc_ids_N=None if doc_ids is None else spread_over_documents(doc_ids, lengths_Q),
         tokens_N={name: _tokens(table, name, int(lengths_Q.sum()), first) for name in texts},
@@ -228,12 +228,30 @@ def _tokens(table: pa.Table, name: str, documents: int, first: RowGroup) -> pa.L
     return lists
 
 
-def _with_nan(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
-    """Like `spread_over_documents`, for numbers: NaN where a list is null."""
-    values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
-    present_N = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
-    values_N[present_N] = lists.flatten().to_numpy(zero_copy_only=False)
-    return values_N
+class GroupSummaries:
+    """What a manifest says of all groups, counted as they pass; what was cut off their texts is that of the source."""
+
+    def __init__(self, source: Manifest) -> None:
+        self._stats, self._labels = FeatureStats(len(source.features)), LabelCounts()
+        self._tokens = {
+            column: TokenSummary(cut_lists=summary.cut_lists, cut_tokens=summary.cut_tokens)
+            for column, summary in source.token_summaries.items()
+        }
+
+    def add(self, block: GroupBlock, features_NF: Floats, table: pa.Table) -> None:
+        """Count a block, of which `table` has the rows, with all features of the data set."""
+        self._stats.add(features_NF, block.offsets_Q1)
+        self._labels.add(block.columns_N["labels"])
+        self._tokens = summed([self._tokens, summarise(table)])
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a manifest."""
+        return {
+            "summaries": self._stats.summaries(),
+            "label_counts": self._labels.counts(),
+            "grouped": self._stats.grouped,
+            "token_summaries": self._tokens,
+        }
 
 
 class GroupWriter:
@@ -251,23 +269,16 @@ class GroupWriter:
         self._source = source
         self._renumber = renumber
         self._statistics = statistics
-        n_features = len(source.manifest.features)
+        self._summaries, self._groups = GroupSummaries(source.manifest), 0
         compression: Compression = "lz4_bytes" if source.manifest.version == 2 else "zstd"
-        self._writer = DatasetWriter(commit, n_features=n_features, compression=compression)
-        self._stats, self._labels, self._groups = FeatureStats(n_features), LabelCounts(), 0
-        cut = source.manifest.token_summaries.items()
-        self._tokens = {
-            column: TokenSummary(cut_lists=summary.cut_lists, cut_tokens=summary.cut_tokens) for column, summary in cut
-        }
+        self._writer = DatasetWriter(commit, n_features=len(source.manifest.features), compression=compression)
 
     def add(self, block: GroupBlock) -> None:
         """Add a block of groups."""
-        self._stats.add(block.features_NF, block.offsets_Q1)
-        self._labels.add(block.columns_N["labels"])
         gids_Q = np.arange(self._groups, self._groups + len(block)) if self._renumber else block.keys_Q
         self._groups += len(block)
         table = group_table(block, gids_Q)
-        self._tokens = summed([self._tokens, summarise(table)])
+        self._summaries.add(block, block.features_NF, table)
         self._writer.add(block.period, table)
 
     def finish(self, accounting: Accounting, origin: Mapping[str, Any]) -> Manifest:
@@ -277,17 +288,14 @@ class GroupWriter:
             version=source.version,
             features=source.features,
             files=self._writer.close(),
-            summaries=self._stats.summaries(),
             goals=source.goals,
-            label_counts=self._labels.counts(),
-            grouped=self._stats.grouped,
             tokens=source.tokens,
-            token_summaries=self._tokens,
             vocabulary=copy_vocabulary(source.vocabulary, self._source.url, self._commit),
             statistics=self._statistics or self._copied_statistics(),
             accounting=accounting,
             categories=source.categories,
             made_by=dict(origin),
+            **self._summaries.fields(),
         )
         return commit_dataset(self._commit, manifest)
 
