@@ -41,7 +41,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Texts
 from ltrscale.data.dataset.writer import Compression, commit_dataset, parquet_writer, plain_columns
 from ltrscale.data.ids import hash_ids, save_hashes
-from ltrscale.data.stream.readers import open_parquet, read_direct
+from ltrscale.data.stream.readers import column_names, open_parquet, read_direct
 from ltrscale.derive.rewrite import GroupBlock, GroupSummaries, counted_tables, group_block, group_table
 from ltrscale.errors import InputError
 from ltrscale.progress import log, progress
@@ -122,7 +122,7 @@ def _erased(dataset: Dataset, column: str, ids: pa.StringArray) -> Dataset:
 def _has_any(row_groups: RowGroups, column: str, ids: pa.StringArray) -> bool:
     """Whether a file has a row to erase; only its column of ids is read."""
     url = row_groups[0].file.url
-    names = open_parquet(url).metadata.schema.to_arrow_schema().names
+    names = column_names(url)
     if column not in names or not (column in ("query_id", _DOCUMENTS) or column.startswith("meta_")):
         raise InputError(f"{url}: no ids are in a column {column!r}; name query_id, doc_ids or a meta_ column")
     for table in read_direct(row_groups, [column]):
@@ -152,7 +152,7 @@ class _Left:
     def tables(self, row_groups: RowGroups, *, rewrites: bool) -> Iterator[_Counted]:
         """The groups of a file that are left, for each row group with any; without the ids if it is rewritten."""
         first = row_groups[0]
-        names = open_parquet(first.file.url).metadata.schema.to_arrow_schema().names
+        names = column_names(first.file.url)
         stored = first.file.stored or self._manifest.features
         places_F = stored_places(self._manifest.features, stored)
         for table, lengths_Q in counted_tables(row_groups, names, len(stored)):

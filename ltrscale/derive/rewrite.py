@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ltrscale import storage
@@ -36,7 +35,7 @@ from ltrscale.data.dataset.tokens import (
     to_columns,
 )
 from ltrscale.data.dataset.writer import Compression, DatasetWriter, commit_dataset, per_document, to_lists
-from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
+from ltrscale.data.stream.readers import PREPARE_AGAIN, column_names, read_direct
 from ltrscale.errors import InputError
 
 _BLOCK_DOCUMENTS = 1 << 14
@@ -132,7 +131,7 @@ def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[Group
     Raises:
         InputError: a file is missing or damaged, or differs from its manifest.
     """
-    features, columns = dataset.manifest.features, ["gid", *column_names(dataset)]
+    features, columns = dataset.manifest.features, ["gid", *columns_in(dataset)]
     by_period = select(Split(data=(dataset.url,)), labelled=False).row_groups.by_period()
     for period in sorted(by_period.keys() & periods):
         plan = by_period[period]
@@ -143,12 +142,9 @@ def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[Group
             yield replace(block, features_NF=laid_out(block.features_NF, places_F))
 
 
-def column_names(dataset: Dataset) -> list[str]:
+def columns_in(dataset: Dataset) -> list[str]:
     """The columns of a data set's first file, except gid."""
-    url = storage.listed_file(dataset.url, dataset.manifest.files[0].path)
-    filesystem, path = storage.arrow_filesystem(url)
-    with storage.named_errors(url):
-        names: list[str] = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
+    names = column_names(storage.listed_file(dataset.url, dataset.manifest.files[0].path))
     return [name for name in names if name != "gid"]
 
 

@@ -63,7 +63,7 @@ from ltrscale.storage.names import (
     period_name,
 )
 from ltrscale.storage.unfinished import sweep, sweep_helpers
-from ltrscale.storage.writers import Lease, is_held, join_leases, share_leases
+from ltrscale.storage.writers import Lease, is_held, join_leases, place, share_leases
 
 __all__ = [
     "HIDDEN_MANIFEST", "HIDDEN_RUN", "MANIFEST", "PATIENCE", "RUN", "WHEN_BUSY", "Commit", "Lease", "LeaseLost",
@@ -71,7 +71,7 @@ __all__ = [
     "check_scheme", "children", "clock_ahead_s", "delta_options", "exists", "filesystem", "fingerprint",
     "heeds_conditions", "hold", "is_disk_full", "is_fault", "is_held", "is_local", "is_whole", "join", "join_leases",
     "list_files", "listed_file", "listed_in", "listed_path", "local_path", "named_errors", "open_input",
-    "parse_manifest", "patiently", "period_name", "read_bytes", "read_if_there", "read_manifest", "read_manifest_part",
-    "read_verified", "remove", "remove_with_folders", "scratch", "sha256", "share_leases", "size", "sizes_below",
-    "sizes_in", "swap", "sweep", "sweep_helpers", "withdraw", "withdraw_below", "write_bytes",
+    "parse_manifest", "patiently", "period_name", "place", "read_bytes", "read_if_there", "read_manifest",
+    "read_manifest_part", "read_verified", "remove", "remove_with_folders", "scratch", "sha256", "share_leases", "size",
+    "sizes_below", "sizes_in", "swap", "sweep", "sweep_helpers", "withdraw", "withdraw_below", "write_bytes",
 ]  # fmt: skip

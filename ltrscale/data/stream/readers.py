@@ -208,6 +208,14 @@ def open_parquet(url: str) -> ParquetReads:
     return storage.patiently(functools.partial(open_it, path, filesystem))
 
 
+def column_names(url: str) -> list[str]:
+    """The names of a Parquet file's columns."""
+    filesystem, path = storage.arrow_filesystem(url)
+    with storage.named_errors(url):
+        names: list[str] = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
+    return names
+
+
 def _open_local(path: str, filesystem: arrow_fs.FileSystem) -> ParquetReads:
     file = pq.ParquetFile(path, filesystem=filesystem, page_checksum_verification=True)
     one_at_a_time = threading.Lock()  # several threads read a local file if its scores are remote

@@ -8,17 +8,15 @@ from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pydantic import BeforeValidator, Field
 
-from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.config import Config
 from ltrscale.data.columns import is_number, texts, value_type, without_dictionary
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.decoder import Decoder, mismatch
-from ltrscale.data.stream.readers import RowGroupReader
+from ltrscale.data.stream.readers import RowGroupReader, column_names
 from ltrscale.errors import InputError, nearest
 
 _MOST = 1000.0
@@ -104,9 +102,7 @@ def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:
 
 def _nearest_meta(row_group: RowGroup, name: str) -> str:
     """The most similar column of a file, as the end of an error message."""
-    filesystem, path = storage.arrow_filesystem(row_group.file.url)
-    with storage.named_errors(row_group.file.url):
-        names = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
+    names = column_names(row_group.file.url)
     closest = nearest(name, [column for column in names if column.startswith("meta_")])
     return (
         f"the nearest is {closest!r}"
