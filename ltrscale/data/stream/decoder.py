@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale.arrays import Floats, Ints, offsets, runs
@@ -17,9 +18,9 @@ from ltrscale.data.dataset.manifest import Feature, stored_places
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import Selection
-from ltrscale.data.dataset.tokens import LISTS, TokenField
+from ltrscale.data.dataset.tokens import LISTS, TokenField, from_columns
 from ltrscale.data.stream.readers import PREPARE_AGAIN
-from ltrscale.data.stream.windows import TokenRows, Window
+from ltrscale.data.stream.windows import Window
 from ltrscale.errors import InputError
 
 _OPTIONAL = ("weights", "positions", "gains")
@@ -113,15 +114,24 @@ class Decoder:
         tables: Sequence[pa.Table],
         rows_Q: Ints,
         lengths_Q: Ints,
-    ) -> TokenRows:
-        """The tokens of a field, checked against the vocabulary."""
+    ) -> pa.ListArray:
+        """The lists of tokens of some groups, or of their documents, checked against the vocabulary."""
         assert self.selection.vocabulary is not None
+        columns = [_concat(tables, column) for column in key.columns]
         try:
-            rows = _decoded_tokens(key, [_concat(tables, column) for column in key.columns], rows_Q, lengths_Q)
-            _check_ids(rows, self.selection.vocabulary.size)
+            if any(column.type != LISTS or column.null_count or column.values.null_count for column in columns):
+                raise ValueError("it must have a list of int32 in every row")
+            if key.of == "query":
+                lists = columns[0].take(pa.array(rows_Q))
+            else:
+                documents_R = pc.list_value_length(columns[1]).to_numpy()
+                if not np.array_equal(documents_R[rows_Q], lengths_Q):
+                    raise ValueError("it does not have one list of tokens for each document")
+                lists = from_columns(*columns).take(pa.array(runs(offsets(documents_R)[rows_Q], lengths_Q)))
+            _check_ids(lists.flatten().to_numpy(), self.selection.vocabulary.size)
         except ValueError as error:
             raise mismatch(row_groups[0], f"column {key.column!r} cannot be used: {error}") from error
-        return rows
+        return lists
 
     def _check_types(self, row_group: RowGroup, table: pa.Table) -> None:
         types = {field.name: field.type for field in table.schema if field.name in self.columns}
@@ -262,33 +272,10 @@ def _values(row_group: RowGroup, name: str, lists: pa.ListArray) -> Floats:
     return values
 
 
-def _decoded_tokens(field: TokenField, columns: Sequence[pa.ListArray], rows_Q: Ints, lengths_Q: Ints) -> TokenRows:
-    """The token lists of some groups, or of their documents, from the columns of a field."""
-    if any(column.type != LISTS or column.null_count or column.values.null_count for column in columns):
-        raise ValueError("it must have a list of int32 in every row")
-    ids, starts_R1 = columns[0], columns[0].offsets.to_numpy().astype(np.int64)
-    ids_T: NDArray[np.int32] = ids.values.to_numpy()
-    groups = TokenRows(ids_T, starts_R1[:-1], np.diff(starts_R1)).take(rows_Q)
-    if field.of == "query":
-        return groups
-    of_documents = columns[1].offsets.to_numpy().astype(np.int64)
-    documents = TokenRows(columns[1].values.to_numpy(), of_documents[:-1], np.diff(of_documents)).take(rows_Q)
-    if not np.array_equal(documents.lengths_R, lengths_Q):
-        raise ValueError("it does not have one list of tokens for each document")
-    lengths_N = documents.copied().ids_T.astype(np.int64)
-    bounds_N1 = offsets(lengths_N)
-    firsts_Q = bounds_N1[np.cumsum(lengths_Q) - lengths_Q]
-    if (lengths_N < 0).any() or not np.array_equal(bounds_N1[np.cumsum(lengths_Q)] - firsts_Q, groups.lengths_R):
-        raise ValueError("the lengths of its lists do not add up to the tokens of a group")
-    starts_N = np.repeat(groups.starts_R - firsts_Q, lengths_Q) + bounds_N1[:-1]
-    return TokenRows(ids_T, starts_N, lengths_N)
-
-
-def _check_ids(rows: TokenRows, size: int) -> None:
-    """Check that token ids are below `size`; this also covers some tokens that no row uses."""
-    if len(rows.ids_T) and (int(rows.ids_T.min()) < 0 or int(rows.ids_T.max()) >= size):
-        bad_id = rows.ids_T[(rows.ids_T < 0) | (rows.ids_T >= size)][0]
-        raise ValueError(f"token {bad_id} is not in the vocabulary of {size:,}")
+def _check_ids(ids_T: NDArray[np.int32], size: int) -> None:
+    bad_T = (ids_T < 0) | (ids_T >= size)
+    if bad_T.any():
+        raise ValueError(f"token {ids_T[bad_T][0]} is not in the vocabulary of {size:,}")
 
 
 class Memory:

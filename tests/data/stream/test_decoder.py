@@ -94,8 +94,8 @@ def test_groups_in_memory_keep_their_tokens(texts: str) -> None:
     for epoch in range(2):
         for groups in steps(stream, epoch):
             check(groups)
-    held = [rows for window in memory.groups.values() for rows in window.tokens.values()]
-    assert all(len(rows.ids_T) == rows.lengths_R.sum() for rows in held)
+    held = [lists for window in memory.groups.values() for lists in window.tokens.values()]
+    assert all(len(lists.values) == len(lists.flatten()) for lists in held)
 
 
 def test_regrouped_documents_keep_their_tokens(texts: str) -> None:
