@@ -124,7 +124,7 @@ def _plain_column(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.A
     if isinstance(column, pa.ChunkedArray):
         return pa.chunked_array([_plain_column(chunk, kind) for chunk in column.chunks], kind)
     if isinstance(column.type, pa.UuidType):
-        return _uuid_texts(column.storage)
+        return pa.array(map(_uuid_text, column.storage.to_pylist()), pa.string())
     if pa.types.is_run_end_encoded(column.type):
         column = pc.run_end_decode(column)
     if isinstance(column, pa.ExtensionArray):
@@ -132,20 +132,11 @@ def _plain_column(column: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.A
     return column if column.type == kind else column.cast(kind)
 
 
-_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
-_DIGITS = [i for i in range(36) if i not in (8, 13, 18, 23)]
-"""The positions of the digits in a UUID's text; the other characters are dashes."""
-
-
-def _uuid_texts(column: pa.FixedSizeBinaryArray) -> pa.StringArray:
-    """UUIDs of 16 bytes as text."""
-    missing_N = column.is_null().to_numpy(zero_copy_only=False)
-    bytes_NB = np.frombuffer(b"".join(column.fill_null(b"\0" * 16).to_pylist()), np.uint8).reshape(-1, 16)
-    text_NC = np.full((len(column), 36), ord("-"), np.uint8)
-    text_NC[:, _DIGITS] = _HEX[np.stack([bytes_NB >> 4, bytes_NB & 15], axis=2)].reshape(-1, 32)
-    offsets = pa.py_buffer(np.arange(0, text_NC.size + 1, 36, dtype=np.int32))
-    texts = pa.StringArray.from_buffers(len(column), offsets, pa.py_buffer(text_NC))
-    return pc.if_else(pa.array(missing_N), pa.scalar(None, pa.string()), texts) if missing_N.any() else texts
+def _uuid_text(value: bytes | None) -> str | None:
+    if value is None:
+        return None
+    digits = value.hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
 def without_dictionary(column: pa.Array) -> pa.Array:

@@ -26,10 +26,10 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import (
     TokenSummary,
-    copy_vocabulary,
     from_columns,
     is_of_documents,
     lengths_of,
+    put_vocabulary,
     summarise,
     summed,
     to_columns,
@@ -279,15 +279,20 @@ class GroupWriter:
 
     def finish(self, accounting: Accounting, origin: Mapping[str, Any]) -> Manifest:
         """Write the remaining groups and commit."""
-        source = self._source.manifest
+        source, vocabulary, statistics = self._source.manifest, self._source.manifest.vocabulary, self._statistics
+        if vocabulary is not None and vocabulary.path is not None:
+            vocabulary = put_vocabulary(vocabulary, self._content(vocabulary.path), self._commit)
+        if statistics is None and source.statistics is not None:
+            self._commit.write({"statistics-{hash}.safetensors": self._content(source.statistics.path)})
+            statistics = self._commit.files[-1]
         manifest = Manifest(
             version=source.version,
             features=source.features,
             files=self._writer.close(),
             goals=source.goals,
             tokens=source.tokens,
-            vocabulary=copy_vocabulary(source.vocabulary, self._source.url, self._commit),
-            statistics=self._statistics or self._copied_statistics(),
+            vocabulary=vocabulary,
+            statistics=statistics,
             accounting=accounting,
             categories=source.categories,
             made_by=dict(origin),
@@ -295,14 +300,9 @@ class GroupWriter:
         )
         return commit_dataset(self._commit, manifest)
 
-    def _copied_statistics(self) -> storage.Placed | None:
-        """The statistics of the other data set, as a file of this one."""
-        listed = self._source.manifest.statistics
-        if listed is None:
-            return None
-        with self._commit.file("statistics-{hash}.safetensors") as path:
-            path.write_bytes(storage.read_bytes(storage.listed_file(self._source.url, listed.path)))
-        return self._commit.files[-1]
+    def _content(self, path: str) -> bytes:
+        """The content of a file of the other data set."""
+        return storage.read_bytes(storage.listed_file(self._source.url, path))
 
 
 def group_table(block: GroupBlock, gids_Q: Ints) -> pa.Table:

@@ -90,25 +90,19 @@ _COPY = re.compile(r"#\d+$")
 """The suffix that `jobs.relabel` adds to the query id of a copy."""
 
 
-def with_relevant(
-    files: Sequence[tuple[str, str]], weights: LabelWeights, *, differing: bool = False
-) -> list[list[Bools]]:
-    """Which labelled groups of files (URL, content hash) have a label above 0: shape [Q] for each row group.
+def relevant_in(row_groups: Sequence[RowGroup], weights: LabelWeights, *, differing: bool = False) -> list[Bools]:
+    """Which labelled groups of each row group have a relevant document: a label above 0.
 
     With `differing` they must have a second label too: only such groups can teach or test an order. It reads only the
     labels, once per process and file.
 
     Raises:
-        InputError: a file cannot be read, or lacks the column.
+        InputError: a file cannot be read, lacks the column, or has other groups than its manifest lists.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(lambda file: _in_file(*file, weights, differing), files))
-
-
-def relevant_in(row_groups: Sequence[RowGroup], weights: LabelWeights, *, differing: bool = False) -> list[Bools]:
-    """Which labelled groups of each row group have a relevant document, and another label if `differing`."""
     files = {file.url: file.sha256 for file in RowGroups.from_iterable(row_groups).own_files}
-    by_url = dict(zip(files, with_relevant([*files.items()], weights, differing=differing), strict=True))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        found = pool.map(lambda file: _in_file(*file, weights, differing), files.items())
+        by_url = dict(zip(files, found, strict=True))
     relevant = []
     for row_group in row_groups:
         url, index, labelled = row_group.file.url, row_group.index, row_group.labelled

@@ -21,7 +21,7 @@ from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.row_groups import FilesToRead, PartToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import SCORES, find_scores
 from ltrscale.data.dataset.split import Split, SplitPart, resolve_periods
-from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
+from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary
 from ltrscale.draws import among_first, permutation
 from ltrscale.errors import InputError, suggestion
 from ltrscale.origin import Json, digest
@@ -319,9 +319,14 @@ def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature
 
 
 def _tokens(parts: Sequence[SplitPart]) -> tuple[tuple[TokenField, ...], Vocabulary | None]:
-    """The token fields that all data sets have, with their one vocabulary."""
-    fields = shared([(part.dataset.manifest.tokens, part.dataset.manifest.vocabulary) for part in parts])
-    return fields, parts[0].dataset.manifest.vocabulary if fields else None
+    """The token fields that all data sets have, with their one vocabulary; none if they have several."""
+    manifests = [part.dataset.manifest for part in parts]
+    vocabulary = manifests[0].vocabulary if manifests else None
+    if vocabulary is None or not all(vocabulary.same_as(manifest.vocabulary) for manifest in manifests):
+        return (), None
+    columns = [{field.column for field in manifest.tokens} for manifest in manifests]
+    fields = tuple(f for f in manifests[0].tokens if all(f.column in of_one for of_one in columns))
+    return fields, vocabulary if fields else None
 
 
 def _kept_groups(split: Split, row_groups: RowGroups, where: str, weights: LabelWeights) -> Bools | None:

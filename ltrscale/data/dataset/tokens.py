@@ -8,7 +8,7 @@ fields share.
 Shapes: N rows with a list of tokens each (queries or documents), Q groups, T tokens.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -151,17 +151,9 @@ def summarise(table: pa.Table) -> dict[str, TokenSummary]:
     return summaries
 
 
-def copy_vocabulary(vocabulary: Vocabulary | None, url: str, commit: storage.Commit) -> Vocabulary | None:
-    """Copy the vocabulary file of the data set at `url` into the commit of another one; returns its vocabulary."""
-    if vocabulary is None or vocabulary.path is None:
-        return vocabulary
-    return put_vocabulary(vocabulary, storage.read_bytes(storage.listed_file(url, vocabulary.path)), commit)
-
-
 def put_vocabulary(vocabulary: Vocabulary, content: bytes, commit: storage.Commit) -> Vocabulary:
     """Write a tokenizer in JSON as the vocabulary's file; returns the vocabulary that names it."""
-    with commit.file("tokenizer-{hash}.json") as path:
-        path.write_bytes(content)
+    commit.write({"tokenizer-{hash}.json": content})
     return vocabulary.replace(**vars(commit.files[-1]))
 
 
@@ -172,11 +164,3 @@ def summed(parts: Iterable[Mapping[str, TokenSummary]]) -> dict[str, TokenSummar
         for column, summary in part.items():
             sums[column] = sums.get(column, TokenSummary()) + summary
     return sums
-
-
-def shared(parts: Sequence[tuple[Sequence[TokenField], Vocabulary | None]]) -> tuple[TokenField, ...]:
-    """The fields that several data sets have in common: those of the first, if all have the same vocabulary."""
-    (fields, vocabulary), *others = parts or [((), None)]
-    if vocabulary is None or not all(vocabulary.same_as(other) for _, other in others):
-        return ()
-    return tuple(f for f in fields if all(f.column in {g.column for g in other_fields} for other_fields, _ in others))

@@ -243,27 +243,23 @@ class GroupStream:
             yield MicroBatches(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
 
     def _windows(self, epoch: int) -> dict[int, list[_PlannedWindow]]:
+        config = self.config
         windows: dict[int, list[_PlannedWindow]] = {c: [] for c in self.streams}
         values_R = self.selection.row_groups.documents_R * len(self.selection.features)
         for number in range(epoch * self.passes, (epoch + 1) * self.passes):
-            dealt = self._dealt(number)
+            dealt = plan.canonical_streams(
+                # at least 1 each, so that row groups served rarely or never still spread over the streams
+                np.maximum(1, self._documents_R),
+                seed=config.seed,
+                epoch=number,
+                key=self.selection.hash,
+                streams=config.streams,
+                shuffle=config.shuffle,
+            )
             for c in self.streams:
-                of_pass = plan.windows(dealt[c].tolist(), self.config.window, values=lambda r: int(values_R[r]))
+                of_pass = plan.windows(dealt[c].tolist(), config.window, values=lambda r: int(values_R[r]))
                 windows[c] += [_PlannedWindow(number, w, row_groups) for w, row_groups in enumerate(of_pass)]
         return windows
-
-    def _dealt(self, number: int) -> list[Ints]:
-        """The numbers of the row groups of each canonical stream in a pass."""
-        config = self.config
-        return plan.canonical_streams(
-            # at least 1 each, so that row groups served rarely or never still spread over the streams
-            np.maximum(1, self._documents_R),
-            seed=config.seed,
-            epoch=number,
-            key=self.selection.hash,
-            streams=config.streams,
-            shuffle=config.shuffle,
-        )
 
     def _read(
         self, windows: Mapping[int, Sequence[_PlannedWindow]], start: Mapping[int, Position]
