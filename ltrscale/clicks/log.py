@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from ltrscale.arrays import Bools, Doubles
-from ltrscale.clicks.sessions import Sessions, sums
+from ltrscale.clicks.models import Sessions, sums
 from ltrscale.config import Config
 from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.row_groups import RowGroup

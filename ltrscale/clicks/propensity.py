@@ -26,8 +26,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtrit
 
 from ltrscale.arrays import Bools, Doubles, Ints
-from ltrscale.clicks.models import fit_product
-from ltrscale.clicks.sessions import Cells, Sessions, count, sums
+from ltrscale.clicks.models import Cells, Sessions, count, fit_product, sums
 from ltrscale.progress import log
 
 

@@ -8,16 +8,18 @@ from reference import click_models as oracle
 from ltrscale.arrays import Doubles
 from ltrscale.clicks import models
 from ltrscale.clicks.models import (
+    Cells,
     ClickModel,
     DocumentRatio,
     DynamicBayesian,
     PositionBasedModel,
     PositionRatio,
+    Sessions,
     UserBrowsing,
+    count,
     fit_product,
     perplexity,
 )
-from ltrscale.clicks.sessions import Cells, Sessions, count
 
 P = 4
 LIST = np.array([[3, 0, 2, 1]])
