@@ -5,6 +5,7 @@ deleted, never a directory with all its contents.
 """
 
 import contextlib
+import hashlib
 import json
 import re
 import secrets
@@ -342,7 +343,7 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
 def _has_hash(url: str, name: re.Match[str]) -> bool:
     """True if a file's content has the hash in its name, which a foreign file of such a name does not."""
     with files.open_input(names.listed_file(url, name.string)) as stream:
-        return files.sha256_of(stream).startswith(name[1])
+        return hashlib.file_digest(stream, "sha256").hexdigest().startswith(name[1])
 
 
 def withdraw_below(url: str, loose: Collection[str]) -> None:

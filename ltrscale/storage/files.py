@@ -21,7 +21,6 @@ from ltrscale.storage.names import is_local, join, local_path
 
 T = TypeVar("T")
 
-_BLOCK = 1 << 20
 _PART = 8 << 20
 """Bytes in one part of an upload to S3, and the amount that is sent again when a request fails."""
 _MOST_PARTS = 10_000  # S3's limit for one upload
@@ -250,15 +249,7 @@ def fingerprint(url: str) -> str:
 def sha256(path: Path) -> str:
     """Hexadecimal hash of a local file's content."""
     with path.open("rb") as stream:
-        return sha256_of(stream)
-
-
-def sha256_of(stream: BinaryIO) -> str:
-    """Hexadecimal hash of all that can be read from a stream."""
-    digest = hashlib.sha256()
-    while block := stream.read(_BLOCK):
-        digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def remove(url: str) -> None:

@@ -9,7 +9,6 @@ import hashlib
 import io
 import json
 import logging
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,6 @@ _LISTS = ("files", "parts", "query_ids")
 """Keys of a manifest that hold entries of files."""
 _PATHS = ("quarantine", "stale")
 """Keys of a manifest, and of a record of unfinished work, that hold paths alone."""
-_SHA256 = re.compile(r"[0-9a-f]{64}")
 _FEW = 64
 """Files up to this number are looked at one by one; of more, a listing takes fewer requests."""
 
@@ -221,7 +219,7 @@ def _file_fault(file: Any) -> str | None:
     except ValueError as error:
         return str(error)
     digest, size = file.get("sha256"), file.get("bytes", 0)
-    if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+    if not isinstance(digest, str) or not are_hashes([digest]):
         return f"sha256 of {file['path']!r} is no content hash of 64 digits"
     if type(size) is not int or not 0 <= size < 1 << 63:  # `type`, since a bool is an int too
         return f"bytes of {file['path']!r} is no size"

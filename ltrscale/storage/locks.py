@@ -67,9 +67,6 @@ def exclusively(folder: str) -> Iterator[None]:
     Raises:
         InputError: another process holds the lock for minutes.
     """
-    if not is_local(folder):
-        yield
-        return
     path = local_path(folder).absolute()
     locked: set[Path] = _locks.__dict__.setdefault("paths", set())
     if path in locked:
