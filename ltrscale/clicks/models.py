@@ -134,16 +134,10 @@ class ClickModel(Protocol):
         ...
 
 
-class _Product(NamedTuple):
-    """A click has the probability `attraction of the pair x examination of the place`."""
+def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> tuple[Doubles, Doubles]:
+    """The attraction of pairs [D + 1] and the examination of places [K], whose product is the probability of a click.
 
-    attraction_D1: Doubles
-    examination_K: Doubles
-
-
-def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> _Product:
-    """Fit a product model by EM; the examination of a place and the attraction of a pair are hidden.
-
+    Both are hidden, and fitted by EM.
     With `w = (shown - clicked) / (1 - a e)` misses, `x = clicked + w e (1 - a)` is the expected number of examinations;
     then `e = sum x / sum shown` by place and `a = (sum clicked + s m) / (sum x + s)` by pair, m the mean attraction.
     The maximum determines only the product; `propensity.overlap` says when it determines the shape of the examinations.
@@ -153,8 +147,8 @@ def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> _
 
     Example:
         >>> cells = Cells(np.array([0, 0]), np.array([0, 1]), np.full(2, 100.0), np.array([50.0, 10.0]))
-        >>> fitted = fit_product(cells, 1, 2, smoothing=0.0)
-        >>> (fitted.examination_K * fitted.attraction_D1[0]).round(3).tolist()
+        >>> attraction_D1, examination_K = fit_product(cells, 1, 2, smoothing=0.0)
+        >>> (examination_K * attraction_D1[0]).round(3).tolist()
         [0.5, 0.1]
     """
     pair_M, place_M, shown_M, clicked_M = cells
@@ -171,7 +165,7 @@ def fit_product(cells: Cells, pairs: int, places: int, *, smoothing: float) -> _
             break
     else:
         log.warning("clicks: examination times attraction has not converged after %d rounds of EM", _ROUNDS)
-    return _Product(attraction_D1, examination_K)
+    return attraction_D1, examination_K
 
 
 def _smoothed(clicked_D1: Doubles, examined_D1: Doubles, smoothing: float) -> Doubles:
@@ -253,9 +247,9 @@ class UserBrowsing:
     def fit(sessions: Sessions, *, smoothing: float) -> "UserBrowsing":
         """Fit by EM."""
         p = sessions.positions
-        place_SP = np.arange(p) * p + _last_above(sessions)
-        fitted = fit_product(count(sessions, place_SP), sessions.pairs, p * p, smoothing=smoothing)
-        return UserBrowsing(fitted.attraction_D1, fitted.examination_K.reshape(p, p))
+        cells = count(sessions, np.arange(p) * p + _last_above(sessions))
+        attraction_D1, examination_K = fit_product(cells, sessions.pairs, p * p, smoothing=smoothing)
+        return UserBrowsing(attraction_D1, examination_K.reshape(p, p))
 
     def probabilities(self, sessions: Sessions, *, conditional: bool) -> Doubles:
         """The probability of a click on each document, shape [S, P]; over all last clicks if not `conditional`."""

@@ -194,8 +194,8 @@ def expectation_maximisation(halves: tuple[Cells, Cells], positions: int, *, imp
     logs = []
     for cells in (whole, *halves):
         used = cells.keep(enough_D[cells.pair_M])
-        fitted = fit_product(used, len(enough_D), positions, smoothing=0.0)
-        values_P = np.where(used.by_place(positions)[0] > 0, fitted.examination_K, np.nan)
+        _, examination_P = fit_product(used, len(enough_D), positions, smoothing=0.0)
+        values_P = np.where(used.by_place(positions)[0] > 0, examination_P, np.nan)
         with np.errstate(divide="ignore"):
             logs.append(np.log(_relative(values_P)))
     return np.asarray(np.exp(2 * logs[0] - (logs[1] + logs[2]) / 2))
