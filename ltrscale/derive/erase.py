@@ -10,7 +10,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -30,7 +30,6 @@ from ltrscale.data.dataset.manifest import (
     Accounting,
     Dataset,
     Erased,
-    Lacking,
     Manifest,
     read_dataset,
     stored_places,
@@ -195,7 +194,11 @@ class _Left:
         changes = {
             "files": of_files,
             "parts": (),
-            "lacking": _within(old.lacking, of_files.periods),
+            "lacking": [
+                each.replace(periods=left)
+                for each in old.lacking
+                if (left := tuple(period for period in each.periods if period in of_files.periods))
+            ],
             "categories": categories,
             "accounting": _accounting(old.accounting, groups, documents),
             "query_ids": self._query_ids(dataset.url, commit),
@@ -234,12 +237,6 @@ def _accounting(old: Accounting, groups: int, documents: int) -> Accounting:
         "rules": {**old.rules, "erased": old.rules.get("erased", 0) + documents},
     }
     return old.model_copy(update=changes)
-
-
-def _within(lacking: Iterable[Lacking], periods: Collection[str]) -> list[Lacking]:
-    """What those of some periods lack that are left."""
-    named = ((each.features, tuple(period for period in each.periods if period in periods)) for each in lacking)
-    return [Lacking(features=features, periods=of_left) for features, of_left in named if of_left]
 
 
 def _rewritten(commit: storage.Commit, file: DataFile, url: str, tables: Iterator[_Counted]) -> list[DataFile]:

@@ -63,8 +63,7 @@ def write_bytes(url: str, data: bytes, *, token: str | None = None) -> None:
     fs, path = filesystem(url)
     with named_errors(url, "write", need=len(data)):
         if is_local(url):
-            with _staged(Path(path), data, token or writers.token_at(url)) as temporary:
-                temporary.replace(path)
+            _replace(Path(path), data, token or writers.token_at(url))
         else:
             fs.pipe_file(path, data)
 
@@ -130,15 +129,14 @@ def is_there(url: str, bytes_: int, digest: str) -> bool:
         return path.is_file() and path.stat().st_size == bytes_ and sha256(path) == digest
 
 
-@contextmanager
-def _staged(target: Path, data: bytes, token: str) -> Iterator[Path]:
-    """Write and flush data to a file beside `target`, and flush a rename at the end of the block."""
+def _replace(target: Path, data: bytes, token: str) -> None:
+    """Write and flush data to a file beside `target`, rename it, and flush the rename."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(writers.staged_name(target.name, token))
     try:
         temporary.write_bytes(data)
         flush(temporary)
-        yield temporary
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
     flush(target.parent)
