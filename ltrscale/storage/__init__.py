@@ -35,7 +35,7 @@ from ltrscale.storage.files import (
     write_bytes,
 )
 from ltrscale.storage.filesystems import arrow_filesystem, delta_options, filesystem
-from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold
+from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold, swap
 from ltrscale.storage.listing import (
     HIDDEN_MANIFEST,
     MANIFEST,
@@ -48,7 +48,6 @@ from ltrscale.storage.listing import (
     read_verified,
     sizes_in,
 )
-from ltrscale.storage.locks import swap
 from ltrscale.storage.names import (
     HIDDEN_RUN,
     RUN,

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.storage import files, locks, names, scratch, writers
+from ltrscale.storage import files, names, scratch, writers
 from ltrscale.storage import lease as leases
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
@@ -209,11 +209,11 @@ class Commit:
             with deleting(self.url, stale, ends=data if self.saved else None):
                 replaced = self._place_waiting(data)
                 # the manifest is there already where another writer committed the same content
-                if current != data and not locks.swap(self._manifest, replaced, data):
+                if current != data and not leases.swap(self._manifest, replaced, data):
                     raise self._lost()
                 if not is_local(self.url) and not all(self._is_there(placed) for placed, _ in self._waiting.values()):
                     # this process was suspended for so long that another has taken over the directory
-                    locks.swap(self._manifest, data, None)
+                    leases.swap(self._manifest, data, None)
                     raise self._lost()
                 self.finished = True
 
@@ -224,7 +224,7 @@ class Commit:
         Threads take turns: a lease is a process's, so one thread would take another's for its own.
         """
         if is_local(self.url):
-            with locks.exclusively(self.url):
+            with leases.exclusively(self.url):
                 yield
             return
         with _turns.setdefault(writers.place(self.url), threading.Lock()), contextlib.ExitStack() as lease:
@@ -248,7 +248,7 @@ class Commit:
         if old_manifest is not None and any(
             self.replaced.get(placed.path) not in (None, placed.sha256) for placed, _ in self._waiting.values()
         ):
-            if not locks.swap(url, old_manifest, None):
+            if not leases.swap(url, old_manifest, None):
                 raise self._lost()
             old_manifest = None
         for name, (placed, local) in self._waiting.items():

@@ -28,7 +28,7 @@ _LARGEST_PUT = 5 * 2**30  # bytes; S3's limit for one request, and s3fs sends th
 
 
 def swap_if_unchanged(url: str, old: bytes | None, new: bytes | None) -> bool:
-    """Replace `old` by `new` as `locks.swap` does; False also if the answer was lost."""
+    """Replace `old` by `new` as `lease.swap` does; False also if the answer was lost."""
     fs, path = filesystem(url)
     if not heeds_conditions(url):
         with named_errors(url, "write"):

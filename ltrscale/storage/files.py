@@ -105,7 +105,7 @@ def put(local: Path, url: str, digest: str) -> None:
 def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
     """Move a local file to a URL if the object there still has this stamp, see `conditions.stamp`; else False.
 
-    On a local disk the caller must use `locks.exclusively`.
+    On a local disk the caller must use `lease.exclusively`.
     """
     if not url.startswith("s3://"):
         put(local, url, digest)
