@@ -6,7 +6,7 @@ of query and document.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -172,19 +172,19 @@ def _last_periods(row_groups: tuple[RowGroup, ...]) -> frozenset[str]:
     return frozenset(later)
 
 
+@dataclass
 class _Reader:
     """Reads row groups one after another, and keeps what can be told only from all of them."""
 
-    def __init__(self, settings: LogSettings, share: float) -> None:
-        self.settings = settings
-        self.share = share
-        """Share of the queries in the sample."""
-        self.tally: LogTally | None = None
-        """Counts of the log; None before its first row group."""
-        self.labels_are_clicks = True
-        """Whether all labels so far are above 0 exactly where there is a click: then no expert gave them."""
-        self.present: set[str] = set()
-        """The needed columns that some group has."""
+    settings: LogSettings
+    share: float
+    """Share of the queries in the sample."""
+    tally: LogTally | None = None
+    """Counts of the log; None before its first row group."""
+    labels_are_clicks: bool = True
+    """Whether all labels so far are above 0 exactly where there is a click: then no expert gave them."""
+    present: set[str] = field(default_factory=set)
+    """The needed columns that some group has."""
 
     def lacking(self) -> str:
         """Why no group can be used."""
