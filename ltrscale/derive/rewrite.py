@@ -213,14 +213,12 @@ def _tokens(table: pa.Table, name: str, documents: int, first: RowGroup) -> pa.L
     """The tokens of each document of a table's rows."""
     try:
         lists = from_columns(table.column(name).combine_chunks(), table.column(lengths_of(name)).combine_chunks())
+        if len(lists) != documents:
+            raise ValueError("it does not have one list of tokens for each document")
     except (KeyError, ValueError) as error:
         raise InputError(
             f"{first.file.url}: column {name!r} of period {first.file.period}: {error}; {PREPARE_AGAIN}"
         ) from error
-    if len(lists) != documents:
-        raise InputError(
-            f"{first.file.url}: column {name!r} does not have the tokens of each document; {PREPARE_AGAIN}"
-        )
     return lists
 
 
