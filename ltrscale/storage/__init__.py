@@ -47,6 +47,8 @@ from ltrscale.storage.listing import (
     read_manifest_part,
     read_verified,
     sizes_in,
+    sweep,
+    sweep_helpers,
 )
 from ltrscale.storage.names import (
     HIDDEN_RUN,
@@ -61,7 +63,6 @@ from ltrscale.storage.names import (
     local_path,
     period_name,
 )
-from ltrscale.storage.unfinished import sweep, sweep_helpers
 from ltrscale.storage.writers import Lease, is_held, join_leases, place, share_leases
 
 __all__ = [

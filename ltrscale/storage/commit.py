@@ -24,9 +24,20 @@ from ltrscale.storage import lease as leases
 from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.lease import check_lease
-from ltrscale.storage.listing import HIDDEN_MANIFEST, MANIFEST, listed_in, parse_manifest, read_manifest, sizes_in
+from ltrscale.storage.listing import (
+    HIDDEN_MANIFEST,
+    MANIFEST,
+    UNFINISHED,
+    deleting,
+    listed_in,
+    parse_manifest,
+    read_manifest,
+    read_unfinished,
+    settle,
+    sizes_in,
+    write_unfinished,
+)
 from ltrscale.storage.names import is_local, join, local_path
-from ltrscale.storage.unfinished import UNFINISHED, deleting, read_unfinished, settle, write_unfinished
 
 
 @dataclass(frozen=True)

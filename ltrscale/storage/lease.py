@@ -69,7 +69,7 @@ def hold(url: str, *, only_left: bool = False) -> Iterator[tuple[str, ...]]:
     of another machine is watched until it is renewed or lapses.
 
     Yields:
-        The tokens of earlier holders that have not released it, for `unfinished.sweep` to remove their leftovers.
+        The tokens of earlier holders that have not released it, for `listing.sweep` to remove their leftovers.
 
     Raises:
         InputError: another job runs there, and this one should not wait.
