@@ -626,9 +626,9 @@ def test_what_a_killed_probe_leaves_is_found_again(s3: str, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     def probe_killed() -> list[str]:
-        monkeypatch.setattr(storage.conditions, "_probed", {})
+        monkeypatch.setattr(storage.stores, "_probed", {})
         with monkeypatch.context() as patch:
-            patch.setattr(storage.conditions, "_accepted", killed)
+            patch.setattr(storage.stores, "_accepted", killed)
             with pytest.raises(KeyboardInterrupt):
                 storage.swap(f"{url}/file", None, b"x")
         return [name for name in storage.files.below(url) if "probe" in name]
@@ -654,7 +654,7 @@ def test_a_store_that_ignores_conditions_is_detected(
         )
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", deaf)
-    monkeypatch.setattr(storage.conditions, "_probed", {})
+    monkeypatch.setattr(storage.stores, "_probed", {})
     url = storage.join(s3, tmp_path.name)
     for text in ("one", "two"):
         commit(url, {"a": text, "part-{hash}": text})

@@ -15,7 +15,6 @@ cannot cure is reported at once.
 
 from ltrscale.storage import scratch
 from ltrscale.storage.commit import Commit, Placed, withdraw, withdraw_below
-from ltrscale.storage.conditions import clock_ahead_s, heeds_conditions
 from ltrscale.storage.faults import PATIENCE, is_disk_full, is_fault, named_errors, patiently
 from ltrscale.storage.files import (
     at_once,
@@ -34,7 +33,6 @@ from ltrscale.storage.files import (
     sizes_below,
     write_bytes,
 )
-from ltrscale.storage.filesystems import arrow_filesystem, delta_options, filesystem
 from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold, swap
 from ltrscale.storage.listing import (
     HIDDEN_MANIFEST,
@@ -63,6 +61,7 @@ from ltrscale.storage.names import (
     local_path,
     period_name,
 )
+from ltrscale.storage.stores import arrow_filesystem, clock_ahead_s, delta_options, filesystem, heeds_conditions
 from ltrscale.storage.writers import Lease, is_held, join_leases, place, share_leases
 
 __all__ = [

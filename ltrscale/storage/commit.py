@@ -21,7 +21,6 @@ from typing import Any, Self
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.storage import files, names, scratch, writers
 from ltrscale.storage import lease as leases
-from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.lease import check_lease
 from ltrscale.storage.listing import (
@@ -38,6 +37,7 @@ from ltrscale.storage.listing import (
     write_unfinished,
 )
 from ltrscale.storage.names import is_local, join, local_path
+from ltrscale.storage.stores import stamp
 
 
 @dataclass(frozen=True)

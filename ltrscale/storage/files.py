@@ -14,10 +14,10 @@ from typing import Any, BinaryIO, TypeVar, cast
 import fsspec
 
 from ltrscale.errors import InputError
-from ltrscale.storage import conditions, writers
+from ltrscale.storage import stores, writers
 from ltrscale.storage.faults import named_errors
-from ltrscale.storage.filesystems import filesystem
 from ltrscale.storage.names import is_local, join, local_path
+from ltrscale.storage.stores import filesystem
 
 T = TypeVar("T")
 
@@ -96,21 +96,21 @@ def put(local: Path, url: str, digest: str) -> None:
             return
         if url.startswith("s3://"):
             chunk = max(_PART, -(-bytes_ // _MOST_PARTS))
-            fs.put_file(str(local), path, chunksize=chunk, Metadata={conditions.DIGEST: digest})
+            fs.put_file(str(local), path, chunksize=chunk, Metadata={stores.DIGEST: digest})
         else:
             fs.put_file(str(local), path)
         local.unlink()
 
 
 def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
-    """Move a local file to a URL if the object there still has this stamp, see `conditions.stamp`; else False.
+    """Move a local file to a URL if the object there still has this stamp, see `stores.stamp`; else False.
 
     On a local disk the caller must use `lease.exclusively`.
     """
     if not url.startswith("s3://"):
         put(local, url, digest)
         return True
-    is_put = conditions.put_file(local, url, digest, stamp)
+    is_put = stores.put_file(local, url, digest, stamp)
     if is_put:
         local.unlink()
     return is_put
@@ -123,7 +123,7 @@ def is_there(url: str, bytes_: int, digest: str) -> bool:
     it received; other stores are asked only for the size.
     """
     if not is_local(url):
-        return conditions.describes(url, bytes_, digest)
+        return stores.describes(url, bytes_, digest)
     path = local_path(url)
     with named_errors(url):
         return path.is_file() and path.stat().st_size == bytes_ and sha256(path) == digest

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.storage import conditions, files, writers
+from ltrscale.storage import files, stores, writers
 from ltrscale.storage.faults import named_errors
 from ltrscale.storage.names import is_local, join, local_path
 
@@ -254,7 +254,7 @@ def swap(url: str, old: bytes | None, new: bytes | None, *, token: str | None = 
     written, because S3 may have stored it, lost the answer, and refused the retry. `token` as in `files.write_bytes`.
     """
     if not is_local(url):
-        return conditions.swap_if_unchanged(url, old, new) or files.read_if_there(url) == new
+        return stores.swap_if_unchanged(url, old, new) or files.read_if_there(url) == new
     with exclusively(str(local_path(url).parent)):
         current = files.read_if_there(url)
         if current == old != new:
@@ -322,5 +322,5 @@ def _is_locked(path: Path, descriptor: int) -> bool:
     except OSError as error:
         if error.errno not in (errno.EBADF, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL):
             raise
-        conditions.warn(str(path.anchor), f"{path}: this file system has no locks")
+        stores.warn(str(path.anchor), f"{path}: this file system has no locks")
         return True
