@@ -14,7 +14,7 @@ from ltrscale.batch import group_index, rows_of
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.summaries import UniqueInGroup, identifying
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, parts_of, run_here, spread
+from ltrscale.data.stream.plan import Part, Run, parts_of, run_here, spread
 from ltrscale.models.features import FeatureKind, FeatureTransform
 from ltrscale.models.fitting import Sample
 from ltrscale.pretext.augment import MaskConfig

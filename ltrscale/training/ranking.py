@@ -13,8 +13,7 @@ from ltrscale.config import Config, by_kind
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import StreamConfig
-from ltrscale.data.stream.weighing import check_weights
+from ltrscale.data.stream.batches import StreamConfig, check_weights
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, side_by_side
 from ltrscale.models.ranker import RankerScores

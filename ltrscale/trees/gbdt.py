@@ -23,9 +23,8 @@ from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
-from ltrscale.data.stream.batches import StreamConfig
+from ltrscale.data.stream.batches import StreamConfig, check_weights
 from ltrscale.data.stream.scored import score_selection
-from ltrscale.data.stream.weighing import check_weights
 from ltrscale.errors import InputError
 from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log

@@ -10,7 +10,7 @@ import pytest
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, parts_of, run_here
+from ltrscale.data.stream.plan import Part, parts_of, run_here
 
 Make = Callable[..., Any]
 
