@@ -30,8 +30,7 @@ from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
 from ltrscale.data.stream.decoder import Decoder, Memory, Repeat, mean_repeats, survey_repeats
-from ltrscale.data.stream.disk_cache import cached
-from ltrscale.data.stream.readers import RowGroupReader, read_direct
+from ltrscale.data.stream.readers import RowGroupReader, cached, read_direct
 from ltrscale.data.stream.windows import Budget, Cursor, Position, Window, regroup
 from ltrscale.errors import InputError
 from ltrscale.progress import log
