@@ -14,7 +14,7 @@ from ltrscale.arrays import Bools, Ints
 from ltrscale.batch import QueryGroups, group_index
 from ltrscale.cache import newest
 from ltrscale.config import Strict
-from ltrscale.data.dataset.goals import LABELS
+from ltrscale.data.dataset.columns import LABELS
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection

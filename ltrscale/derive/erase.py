@@ -23,7 +23,7 @@ from ltrscale import storage
 from ltrscale.arrays import Bits, Bools, Ints
 from ltrscale.config import Config
 from ltrscale.data.columns import is_id, texts
-from ltrscale.data.dataset.feature_column import FEATURES, as_bytes, is_bytes, laid_out
+from ltrscale.data.dataset.columns import FEATURES, as_bytes, is_bytes, laid_out
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
 from ltrscale.data.dataset.manifest import (
     ADDED,

@@ -23,10 +23,10 @@ from safetensors import SafetensorError
 
 from ltrscale import storage
 from ltrscale.arrays import Bits, Doubles, Ints, offsets, runs
+from ltrscale.data.dataset.columns import Vocabulary
 from ltrscale.data.dataset.manifest import Dataset, Feature, open_dataset
 from ltrscale.data.dataset.origin import STATISTICS
 from ltrscale.data.dataset.split import PeriodTexts, Texts
-from ltrscale.data.dataset.tokens import Vocabulary
 from ltrscale.data.ids import SeenHashes, hash_ids
 from ltrscale.derive.rewrite import GroupBlock, periods_of, read_groups
 from ltrscale.derive.step import Changed, Changes, RelabelStep, StepStart

@@ -18,22 +18,22 @@ from numpy.typing import NDArray
 from ltrscale import storage
 from ltrscale.arrays import Bools, Floats, Ints, offsets
 from ltrscale.data.columns import float_column, is_per_document, spread_over_documents
-from ltrscale.data.dataset.feature_column import laid_out
-from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, stored_places
-from ltrscale.data.dataset.row_groups import RowGroup
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split
-from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
-from ltrscale.data.dataset.tokens import (
+from ltrscale.data.dataset.columns import (
     TokenSummary,
     from_columns,
     is_of_documents,
+    laid_out,
     lengths_of,
     put_vocabulary,
     summarise,
     summed,
     to_columns,
 )
+from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, stored_places
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.writer import Compression, DatasetWriter, commit_dataset, per_document, to_lists
 from ltrscale.data.stream.readers import PREPARE_AGAIN, column_names, read_direct
 from ltrscale.errors import InputError

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config, Operational, validate
+from ltrscale.data.dataset.columns import GoalName, goal_column
 from ltrscale.data.dataset.disjoint import check_splits
-from ltrscale.data.dataset.goals import GoalName, goal_column
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits, SplitsWithTest, with_relative_named

@@ -24,7 +24,7 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle_manifest import content_hash
 from ltrscale.config import Config, Operational, load, validate
-from ltrscale.data.dataset.goals import GoalName
+from ltrscale.data.dataset.columns import GoalName
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words, with_periods_named

@@ -11,7 +11,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config
-from ltrscale.data.dataset.goals import GoalName, GoalWeight
+from ltrscale.data.dataset.columns import GoalName, GoalWeight
 from ltrscale.data.dataset.split import Split
 from ltrscale.models.combine import AnyRanker, rankers_in
 from ltrscale.stages.inputs import BundleUrl

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.data.dataset.feature_column import as_lists
+from ltrscale.data.dataset.columns import as_lists
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.labelled import each_row_group, labelled_queries
 from ltrscale.data.dataset.manifest import Dataset, Feature

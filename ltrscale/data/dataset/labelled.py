@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.arrays import Bools
 from ltrscale.config import Config
-from ltrscale.data.dataset.goals import LabelWeights, weighed
+from ltrscale.data.dataset.columns import LabelWeights, weighed
 from ltrscale.data.dataset.row_groups import RowGroup, RowGroups
 from ltrscale.draws import permutation
 from ltrscale.errors import InputError

@@ -20,8 +20,8 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.arrays import Ints
 from ltrscale.config import Strict, validate
+from ltrscale.data.dataset.columns import TokenField, TokenSummary, Vocabulary
 from ltrscale.data.dataset.files import ADDITION, FILE, Counts, DataFiles, ListedPath, PeriodName
-from ltrscale.data.dataset.tokens import TokenField, TokenSummary, Vocabulary
 from ltrscale.errors import InputError, nearest
 from ltrscale.origin import Json, digest
 from ltrscale.progress import log
@@ -193,7 +193,7 @@ class Manifest(Strict):
 
     format: Literal["ltrscale-dataset"] = "ltrscale-dataset"
     version: Literal[1, 2] = 1
-    """2 where files may hold features as bytes (`feature_column`)."""
+    """2 where files may hold features as bytes (`columns`)."""
     features: tuple[Feature, ...]
     files: DataFiles
     """In order of periods and paths; those that the parts list are read with the data set."""

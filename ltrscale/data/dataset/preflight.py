@@ -23,9 +23,8 @@ from pydantic import Field
 
 from ltrscale import storage
 from ltrscale.config import Config, Strict, validate
-from ltrscale.data.dataset.feature_column import with_lists
+from ltrscale.data.dataset.columns import GOAL, with_lists
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, ListedPath, total_of
-from ltrscale.data.dataset.goals import GOAL
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.split import Split, SplitPart, resolve_periods
 from ltrscale.errors import InputError

@@ -13,15 +13,22 @@ import numpy as np
 
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints
+from ltrscale.data.dataset.columns import (
+    LABELS,
+    LabelWeights,
+    Owner,
+    TokenField,
+    Vocabulary,
+    goal_column,
+    label_weights,
+)
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.goals import LABELS, LabelWeights, goal_column, label_weights
 from ltrscale.data.dataset.labelled import keep_fold, relevant_in
 from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import read_as
 from ltrscale.data.dataset.row_groups import FilesToRead, PartToRead, RowGroup, RowGroups
 from ltrscale.data.dataset.scores import SCORES, find_scores
 from ltrscale.data.dataset.split import Split, SplitPart, resolve_periods
-from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary
 from ltrscale.draws import among_first, permutation
 from ltrscale.errors import InputError, suggestion
 from ltrscale.origin import Json, digest

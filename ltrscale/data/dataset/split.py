@@ -16,8 +16,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, ConfigT, validate
+from ltrscale.data.dataset.columns import Labels
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.goals import Labels
 from ltrscale.data.dataset.labelled import Fold
 from ltrscale.data.dataset.manifest import Dataset, open_dataset, places
 from ltrscale.data.dataset.scores import Found

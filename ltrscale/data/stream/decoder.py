@@ -19,13 +19,11 @@ from ltrscale.arrays import Doubles, Floats, Ints, offsets, runs
 from ltrscale.config import Config
 from ltrscale.data.columns import is_number, texts, value_type, without_dictionary
 from ltrscale.data.dataset import scores
-from ltrscale.data.dataset.feature_column import laid_out
-from ltrscale.data.dataset.goals import GOAL, goal_column, weighed
+from ltrscale.data.dataset.columns import GOAL, LISTS, TokenField, from_columns, goal_column, laid_out, weighed
 from ltrscale.data.dataset.manifest import Feature, stored_places
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import Selection
-from ltrscale.data.dataset.tokens import LISTS, TokenField, from_columns
 from ltrscale.data.stream.readers import PREPARE_AGAIN, RowGroupReader, column_names
 from ltrscale.data.stream.windows import Window
 from ltrscale.errors import InputError, nearest

@@ -34,7 +34,7 @@ from pyarrow import fs as arrow_fs
 
 from ltrscale import storage
 from ltrscale.data.dataset import scores
-from ltrscale.data.dataset.feature_column import as_lists
+from ltrscale.data.dataset.columns import as_lists
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import read_dataset
 from ltrscale.data.dataset.row_groups import RowGroup, RowGroups

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles, Floats, Ints, offsets, runs
 from ltrscale.batch import QueryGroups, Tokens
-from ltrscale.data.dataset.goals import GOAL
-from ltrscale.data.dataset.tokens import Owner, TokenField
+from ltrscale.data.dataset.columns import GOAL, Owner, TokenField
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from ltrscale import storage
 from ltrscale.bundle import load, with_tokens_of
-from ltrscale.data.dataset.goals import goals_of
+from ltrscale.data.dataset.columns import goals_of
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate

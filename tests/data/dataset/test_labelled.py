@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ltrscale import config, storage
-from ltrscale.data.dataset.goals import LABELS, LabelWeights
+from ltrscale.data.dataset.columns import LABELS, LabelWeights
 from ltrscale.data.dataset.labelled import _in_file
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select

@@ -17,10 +17,10 @@ from token_columns import BODY, FIELDS, SIZE, SPECIAL, TITLE, add_tokens, check,
 
 from ltrscale import config
 from ltrscale.batch import QueryGroups
+from ltrscale.data.dataset.columns import LISTS, Vocabulary, lengths_of
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.dataset.tokens import LISTS, Vocabulary, lengths_of
 from ltrscale.data.stream.batches import GroupStream, MicroBatches, StreamConfig, iterate
 from ltrscale.data.stream.decoder import Decoder, Memory, memory_for
 from ltrscale.data.stream.readers import RowGroupReader
