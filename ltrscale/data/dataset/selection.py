@@ -23,10 +23,9 @@ from ltrscale.data.dataset.columns import (
     label_weights,
 )
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.labelled import keep_fold, relevant_in
 from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import read_as
-from ltrscale.data.dataset.row_groups import FilesToRead, PartToRead, RowGroup, RowGroups
+from ltrscale.data.dataset.row_groups import FilesToRead, PartToRead, RowGroup, RowGroups, keep_fold, relevant_in
 from ltrscale.data.dataset.scores import SCORES, find_scores
 from ltrscale.data.dataset.split import Split, SplitPart, resolve_periods
 from ltrscale.draws import among_first, permutation

@@ -18,8 +18,8 @@ from ltrscale import storage
 from ltrscale.config import Config, ConfigT, validate
 from ltrscale.data.dataset.columns import Labels
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.labelled import Fold
 from ltrscale.data.dataset.manifest import Dataset, open_dataset, places
+from ltrscale.data.dataset.row_groups import Fold
 from ltrscale.data.dataset.scores import Found
 from ltrscale.errors import InputError, nearest
 from ltrscale.progress import log

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ltrscale.config import Config, overlay
 from ltrscale.data.dataset.columns import Labels
-from ltrscale.data.dataset.labelled import Fold
+from ltrscale.data.dataset.row_groups import Fold
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits, Texts
 from ltrscale.data.stream.batches import StreamConfig

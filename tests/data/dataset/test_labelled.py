@@ -13,8 +13,8 @@ import pytest
 
 from ltrscale import config, storage
 from ltrscale.data.dataset.columns import LABELS, LabelWeights
-from ltrscale.data.dataset.labelled import _in_file
 from ltrscale.data.dataset.manifest import Feature
+from ltrscale.data.dataset.row_groups import _in_file
 from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
@@ -141,7 +141,7 @@ def test_where_no_group_has_a_relevant_document_all_are_left(write_dataset: Call
 def test_labels_are_read_once_a_process(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     split = Split(data=(made.url,), relevant_groups=2, labelled_seed=5)
     before = kept(split)
-    monkeypatch.setattr("ltrscale.data.dataset.labelled.pq", None)  # any further reading fails
+    monkeypatch.setattr("ltrscale.data.dataset.row_groups.pq", None)  # any further reading fails
     assert kept(split) == before
 
 
