@@ -1,4 +1,4 @@
-"""The row groups that a job reads, as columns: a million of them take little time and memory; and their labelled groups.
+"""The row groups that a job reads, as columns, so that a million take little time and memory; those with labels.
 
 A manifest only counts the labelled groups of a row group. Which of them are relevant, and what their queries are, is
 read from the files; a fold of them, or its complement, is drawn.
