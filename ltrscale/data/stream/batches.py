@@ -38,7 +38,7 @@ from ltrscale.progress import log
 _UNLIMITED = 1 << 62
 _MOST_LABELS = 64
 """With more distinct labels, they are not grades, and it means nothing if all documents of a label have weight 0."""
-_REMEDY = (
+_WEIGHTS_REMEDY = (
     "such a document has no part in training; if the weight is what a document is worth, such as its revenue, map it "
     "as columns.gain in prepare, not columns.weights, and measure it by evaluate.gains: column"
 )
@@ -361,7 +361,7 @@ def first_groups(selection: Selection, documents: int) -> QueryGroups:
     return QueryGroups.concat(parts)
 
 
-_warnings: dict[tuple[str, int], str] = {}
+_weight_warnings: dict[tuple[str, int], str] = {}
 """Warnings by hash and number of groups, so that data are read and a warning logged once per process."""
 
 
@@ -375,14 +375,14 @@ def check_weights(selection: Selection) -> str:
         InputError: all weights are 0, or one is negative or infinite, in a data set that prepare did not check.
     """
     key = selection.hash, selection.n_groups
-    if key not in _warnings:
-        _warnings[key] = "" if selection.reads_scores else _look(selection)
-        if _warnings[key]:
-            log.warning("weights: %s; %s", _warnings[key], _REMEDY)
-    return _warnings[key]
+    if key not in _weight_warnings:
+        _weight_warnings[key] = "" if selection.reads_scores else _read_weights(selection)
+        if _weight_warnings[key]:
+            log.warning("weights: %s; %s", _weight_warnings[key], _WEIGHTS_REMEDY)
+    return _weight_warnings[key]
 
 
-def _look(selection: Selection) -> str:
+def _read_weights(selection: Selection) -> str:
     documents, zeros = Counter[float](), Counter[float]()
     for groups in iterate(replace(selection, features=(), tokens=()), docs_per_batch=1 << 16):
         if groups.weights_N is None:
@@ -395,18 +395,18 @@ def _look(selection: Selection) -> str:
             raise InputError(f"train: a document has weight {value:g}; prepare the data again, which rejects such rows")
     if zeros.total() == documents.total():
         raise InputError(
-            f"train: all {zeros.total():,} documents have weight 0, so there is nothing to learn; {_REMEDY}"
+            f"train: all {zeros.total():,} documents have weight 0, so there is nothing to learn; {_WEIGHTS_REMEDY}"
         )
-    return _wrong(documents, zeros)
+    return _zero_weights(documents, zeros)
 
 
-def _wrong(documents: Counter[float], zeros: Counter[float]) -> str:
+def _zero_weights(documents: Counter[float], zeros: Counter[float]) -> str:
     """What is wrong with weights, from the documents and zero-weight documents of each label; "" if nothing is."""
-    whole = [label for label in sorted(zeros) if zeros[label] == documents[label]]
+    grades = sorted(zeros) if len(documents) <= _MOST_LABELS else []
+    whole = [label for label in grades if zeros[label] == documents[label]]
     total, without = documents.total(), zeros.total()
-    if 2 * without <= total and (not whole or len(documents) > _MOST_LABELS):
+    if 2 * without <= total and not whole:
         return ""
     text = f"{without:,} of {total:,} documents ({without / total:.1%}) have weight 0"
-    if not whole or len(documents) > _MOST_LABELS:
-        return text
-    return f"{text}, among them " + " and ".join(f"all {zeros[label]:,} of label {label:g}" for label in whole)
+    among = " and ".join(f"all {zeros[label]:,} of label {label:g}" for label in whole)
+    return f"{text}, among them {among}" if whole else text

@@ -296,7 +296,7 @@ def cached(reader: RowGroupReader, gigabytes: float, folder: Path | None = None)
             state.say(f"decoded row groups cannot be kept: {error}")
             yield from reader(row_groups, columns)
             return
-        names = [_name(row_group, columns) for row_group in row_groups]
+        names = [_file_name(row_group, columns) for row_group in row_groups]
         missing = [number for number, name in enumerate(names) if name not in cache.files]
         anew, to_read = set(missing), reader(row_groups.take(missing), columns)
         for number, name in enumerate(names):
@@ -309,7 +309,7 @@ def cached(reader: RowGroupReader, gigabytes: float, folder: Path | None = None)
     return read
 
 
-def _name(row_group: RowGroup, columns: Sequence[str]) -> str:
+def _file_name(row_group: RowGroup, columns: Sequence[str]) -> str:
     """The name of the file of a row group's columns; empty if it is not kept."""
     file = row_group.file
     if not file.sha256 or (file.scores and SCORES in columns):

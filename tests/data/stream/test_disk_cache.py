@@ -131,9 +131,9 @@ def test_what_a_name_does_not_say_is_read_anew(selection: Selection, tmp_path: P
     assert len([*tmp_path.iterdir()]) == 3 * 7
     unnamed = [replace(row_group, file=replace(row_group.file, sha256="")) for row_group in rows]
     scored = [replace(row_group, file=replace(row_group.file, scores="s3://elsewhere/a.parquet")) for row_group in rows]
-    assert {readers._name(row_group, ["gid", "features"]) for row_group in unnamed} == {""}
-    assert {readers._name(row_group, ["gid", SCORES]) for row_group in scored} == {""}
-    assert len({readers._name(row_group, ["gid", "features"]) for row_group in rows + scored}) == 7
+    assert {readers._file_name(row_group, ["gid", "features"]) for row_group in unnamed} == {""}
+    assert {readers._file_name(row_group, ["gid", SCORES]) for row_group in scored} == {""}
+    assert len({readers._file_name(row_group, ["gid", "features"]) for row_group in rows + scored}) == 7
     for _ in range(2):
         assert len([*cached(reader, 1, tmp_path)(unnamed, ["gid"])]) == 7
     assert len(reader.read) == 2 * 7
