@@ -291,7 +291,7 @@ class _Lists:
         self.inside_N = self.shown_N & (self.place_N < depth)
         cell_N = self.group_N[self.inside_N] * depth + self.place_N[self.inside_N]
         times = np.bincount(cell_N, minlength=len(table) * depth).reshape(-1, depth)
-        self.doubled_Q: Bools = (times > 1).any(axis=1)
+        self.doubled_Q: Bools = np.asarray((times > 1).any(axis=1))
         """Groups with two documents at one position."""
 
     def part(self, queries_Q: NDArray[np.uint64], chosen_Q: Bools) -> _Part:

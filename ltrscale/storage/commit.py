@@ -354,7 +354,8 @@ def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFE
 def _has_hash(url: str, name: re.Match[str]) -> bool:
     """True if a file's content has the hash in its name, which a foreign file of such a name does not."""
     with files.open_input(names.listed_file(url, name.string)) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest().startswith(name[1])
+        digest = hashlib.file_digest(stream, "sha256")  # type: ignore[arg-type]  # fsspec's files have `readinto`
+    return digest.hexdigest().startswith(name[1])
 
 
 def withdraw_below(url: str, loose: Collection[str]) -> None:
