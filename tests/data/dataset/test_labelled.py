@@ -73,18 +73,18 @@ def test_groups_without_a_relevant_document_come_along_in_their_share(made: Any)
     assert np.mean(sizes) == pytest.approx(expected, abs=4 * np.std(sizes) / 300**0.5)
 
 
-def found(files: Iterable[str | Path], weights: LabelWeights = LABELS, *, differing: bool = False) -> list[bool]:
+def are_relevant(files: Iterable[str | Path], weights: LabelWeights = LABELS, *, differing: bool = False) -> list[bool]:
     read = (_in_file(str(file), "", weights, differing) for file in files)
     return [bool(value) for row_groups in read for relevant_Q in row_groups for value in relevant_Q]
 
 
 def test_what_has_a_relevant_document_is_read_from_the_labels_alone(made: Any, tmp_path: Path) -> None:
     files = [row_group.file.url for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
-    assert found(files) == has_relevant(made)
+    assert are_relevant(files) == has_relevant(made)
     columns = {"labels": [[0.0], None, [], [1.0, 0.0]], "relevance": [[2.0], [1.0], [], [0.0, 0.0]]}
     pq.write_table(pa.table(columns), tmp_path / "two.parquet", row_group_size=3)
-    assert found([tmp_path / "two.parquet"]) == [False, False, True]
-    assert found([tmp_path / "two.parquet"], (("relevance", 1.0),)) == [True, False, False]
+    assert are_relevant([tmp_path / "two.parquet"]) == [False, False, True]
+    assert are_relevant([tmp_path / "two.parquet"], (("relevance", 1.0),)) == [True, False, False]
 
 
 def test_lists_with_different_labels_are_found_by_the_labels_alone(made: Any, tmp_path: Path) -> None:
@@ -92,10 +92,10 @@ def test_lists_with_different_labels_are_found_by_the_labels_alone(made: Any, tm
     labels = [made.groups[gid].labels for gid in made.labelled]
     differ = [bool(labels_L.max() > labels_L.min()) for labels_L in labels]
     assert 0 < sum(differ) < sum(has_relevant(made))
-    assert found(files, differing=True) == differ
+    assert are_relevant(files, differing=True) == differ
     lists = [[], [2.0], [1.0, 1.0], [3.0, 0.0], [0.0], [0.0, 0.0, 1.0], [1.0], []]
     pq.write_table(pa.table({"labels": lists}), tmp_path / "lists.parquet", row_group_size=5)
-    assert found([tmp_path / "lists.parquet"], differing=True) == [len({*labels_L}) > 1 for labels_L in lists]
+    assert are_relevant([tmp_path / "lists.parquet"], differing=True) == [len({*labels_L}) > 1 for labels_L in lists]
 
 
 @pytest.mark.parametrize(
@@ -163,9 +163,9 @@ def test_too_large_numbers_two_sizes_and_scores_are_errors(made: Any, tmp_path: 
         config.validate(Split, {"data": made.url, "scores": "there", "relevant_groups": 3}, "split")
     storage.write_bytes(str(tmp_path / "bad.parquet"), b"PAR1 and no more")
     with pytest.raises(InputError, match=r"bad\.parquet: its column 'labels' cannot be read .*prepare the data set"):
-        found([tmp_path / "bad.parquet"])
+        are_relevant([tmp_path / "bad.parquet"])
     with pytest.raises(InputError, match=r"none\.parquet"):
-        found([tmp_path / "none.parquet"])
+        are_relevant([tmp_path / "none.parquet"])
 
 
 @pytest.mark.parametrize("labelled", [1, 3])
