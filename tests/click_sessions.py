@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ltrscale import storage
 from ltrscale.arrays import Bools, Doubles, Ints
-from ltrscale.clicks.sessions import Sessions
+from ltrscale.clicks.models import Sessions
 from ltrscale.data.dataset.manifest import Feature, Manifest
 from ltrscale.data.dataset.summaries import LabelCounts
 from ltrscale.data.dataset.writer import DatasetWriter

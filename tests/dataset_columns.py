@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.data.dataset.feature_column import as_bytes
+from ltrscale.data.dataset.columns import as_bytes
 
 
 def add_column(url: str, name: str, kind: pa.DataType, value: Callable[[int], Any]) -> None:

@@ -19,9 +19,8 @@ from ltrscale import bundle, storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.preflight import PreflightConfig, preflight
-from ltrscale.data.dataset.relevant import only_relevant
 from ltrscale.data.dataset.scores import find_scores
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError

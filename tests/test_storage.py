@@ -22,7 +22,7 @@ import s3fs
 from ltrscale import storage
 from ltrscale.errors import InputError
 from ltrscale.storage import writers
-from ltrscale.storage.locks import exclusively
+from ltrscale.storage.lease import exclusively
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
@@ -75,7 +75,7 @@ def test_only_one_of_two_writers_creates_a_file(url: str) -> None:
 
         def write(data: bytes, path: str = f"{path}-{round_}", start: threading.Barrier = start, won=won) -> None:
             start.wait()
-            if storage.create_exclusively(path, data):
+            if storage.swap(path, None, data):
                 won.append(data)
 
         writers = [threading.Thread(target=write, args=(data,)) for data in (b"a", b"b")]
@@ -225,7 +225,7 @@ def test_what_a_killed_commit_was_about_to_delete_goes_later(tmp_path: Path, act
     (tmp_path / "out" / "users-own").touch()
 
     def run() -> None:
-        module = storage.locks if act == "swap" else storage.files
+        module = storage.lease if act == "swap" else storage.files
         real, calls = getattr(module, act), itertools.count()
         setattr(module, act, lambda *values: os._exit(9) if next(calls) == number else real(*values))
         commit(url, {"c": "one"}, version=2)
@@ -330,8 +330,8 @@ def test_an_overwritten_commit_stays_whole_until_the_end(url: str) -> None:
 def test_a_file_of_equal_name_and_content_withdraws_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     commit(url, {"a": "one"}, version=1)
     swapped: list[tuple[str, bytes | None]] = []
-    swap = storage.locks.swap
-    monkeypatch.setattr(storage.locks, "swap", lambda u, old, new: swapped.append((u, new)) or swap(u, old, new))
+    swap = storage.lease.swap
+    monkeypatch.setattr(storage.lease, "swap", lambda u, old, new: swapped.append((u, new)) or swap(u, old, new))
     commit(url, {"a": "one", "b": "two"}, version=2)
     ((_, manifest),) = [(u, new) for u, new in swapped if u.endswith(storage.MANIFEST)]
     assert manifest is not None
@@ -597,7 +597,7 @@ def test_only_what_a_manifest_lists_is_withdrawn(tmp_path: Path) -> None:
 def test_a_lock_that_is_not_had_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holder = os.open(tmp_path, os.O_RDONLY)
     fcntl.flock(holder, fcntl.LOCK_EX)
-    monkeypatch.setattr(storage.locks, "_LOCK_S", 0.0)
+    monkeypatch.setattr(storage.lease, "_LOCK_S", 0.0)
     before = os.listdir("/proc/self/fd")  # noqa: PTH208 - one descriptor of its own each time
     with pytest.raises(InputError, match="another process has been committing there"), exclusively(str(tmp_path)):
         pass
@@ -626,11 +626,11 @@ def test_what_a_killed_probe_leaves_is_found_again(s3: str, monkeypatch: pytest.
         raise KeyboardInterrupt
 
     def probe_killed() -> list[str]:
-        monkeypatch.setattr(storage.conditions, "_probed", {})
+        monkeypatch.setattr(storage.stores, "_probed", {})
         with monkeypatch.context() as patch:
-            patch.setattr(storage.conditions, "_accepted", killed)
+            patch.setattr(storage.stores, "_accepted", killed)
             with pytest.raises(KeyboardInterrupt):
-                storage.create_exclusively(f"{url}/file", b"x")
+                storage.swap(f"{url}/file", None, b"x")
         return [name for name in storage.files.below(url) if "probe" in name]
 
     assert len(probe_killed()) == 1
@@ -654,7 +654,7 @@ def test_a_store_that_ignores_conditions_is_detected(
         )
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", deaf)
-    monkeypatch.setattr(storage.conditions, "_probed", {})
+    monkeypatch.setattr(storage.stores, "_probed", {})
     url = storage.join(s3, tmp_path.name)
     for text in ("one", "two"):
         commit(url, {"a": text, "part-{hash}": text})

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 from dataset_columns import add_column
 
 from ltrscale import storage
+from ltrscale.data.dataset.columns import LISTS, TokenField, Vocabulary, lengths_of
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.tokens import LISTS, TokenField, Vocabulary, lengths_of
 
 QUERY = TokenField(name="query", of="query", max_tokens=3)
 TITLE = TokenField(name="title", of="document", max_tokens=4)

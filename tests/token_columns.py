@@ -9,8 +9,8 @@ from dataset_columns import add_column
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, Tokens
+from ltrscale.data.dataset.columns import LISTS, TokenField, Vocabulary, lengths_of
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.tokens import LISTS, TokenField, Vocabulary, lengths_of
 
 WORDS = TokenField(name="words", of="query", max_tokens=4)
 TITLE = TokenField(name="title", of="document", max_tokens=3)

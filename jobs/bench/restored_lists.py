@@ -30,8 +30,7 @@ from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-from ltrscale.data.dataset.relevant import only_relevant
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
 from ltrscale.models.attention import RankFormerConfig

@@ -25,7 +25,7 @@ from ltrscale.data.dataset.selection import scored_row_groups, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
-from ltrscale.data.stream.parts import PartT
+from ltrscale.data.stream.plan import PartT
 from ltrscale.evaluation.measure.measuring import Measuring
 from ltrscale.evaluation.measure.metrics import values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector

@@ -18,9 +18,8 @@ from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.writer import Compression
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
-from ltrscale.data.stream.disk_cache import cached
 from ltrscale.data.stream.plan import canonical_streams
-from ltrscale.data.stream.readers import RowGroupReader, read_direct
+from ltrscale.data.stream.readers import RowGroupReader, cached, read_direct
 from ltrscale.processor import Timings, cpu_seconds
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import read_with_ray

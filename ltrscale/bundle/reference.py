@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from ltrscale.arrays import Bools, Ints
 from ltrscale.batch import QueryGroups, group_index
 from ltrscale.config import Strict
-from ltrscale.data.dataset.goals import LABELS
+from ltrscale.data.dataset.columns import LABELS
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
 from ltrscale.late import newest
+from ltrscale.data.stream.plan import spread
 
 DOCUMENTS = 100_000
 """Documents sampled from training and from the rows to score, in whole row groups at equal distances."""

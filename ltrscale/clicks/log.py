@@ -6,7 +6,7 @@ of query and document.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ltrscale.arrays import Bools, Doubles, Ints
-from ltrscale.clicks.sessions import Sessions, sums
+from ltrscale.arrays import Bools, Doubles
+from ltrscale.clicks.models import Sessions, sums
 from ltrscale.config import Config
 from ltrscale.data.columns import is_per_document, spread_over_documents
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -172,19 +172,19 @@ def _last_periods(row_groups: tuple[RowGroup, ...]) -> frozenset[str]:
     return frozenset(later)
 
 
+@dataclass
 class _Reader:
     """Reads row groups one after another, and keeps what can be told only from all of them."""
 
-    def __init__(self, settings: LogSettings, share: float) -> None:
-        self.settings = settings
-        self.share = share
-        """Share of the queries in the sample."""
-        self.tally: LogTally | None = None
-        """Counts of the log; None before its first row group."""
-        self.labels_are_clicks = True
-        """Whether all labels so far are above 0 exactly where there is a click: then no expert gave them."""
-        self.present: set[str] = set()
-        """The needed columns that some group has."""
+    settings: LogSettings
+    share: float
+    """Share of the queries in the sample."""
+    tally: LogTally | None = None
+    """Counts of the log; None before its first row group."""
+    labels_are_clicks: bool = True
+    """Whether all labels so far are above 0 exactly where there is a click: then no expert gave them."""
+    present: set[str] = field(default_factory=set)
+    """The needed columns that some group has."""
 
     def lacking(self) -> str:
         """Why no group can be used."""
@@ -209,7 +209,7 @@ class _Reader:
         usable_Q = np.logical_and.reduce(list(valid.values()))
         groups = len(table)
         table = table.filter(pa.array(usable_Q))
-        lists = _Lists.from_table(table, row_group, self.settings.depth)
+        lists = _Lists(table, row_group, self.settings.depth)
         low_N = lists.positions_N < 1
         if low_N.any():
             name = table.column("query_id")[int(lists.group_N[low_N.argmax()])].as_py()
@@ -263,63 +263,36 @@ class _Reader:
         return "labels" if "labels" in columns and not self.labels_are_clicks else None
 
 
-@dataclass(frozen=True, eq=False)
 class _Lists:
     """The documents of some groups that have positions, clicks and ids."""
 
-    depth: int
-    groups: int
-    group_N: Ints
-    """The group of each document, from 0."""
-    positions_N: Doubles
-    """As the log has them, from 1; NaN for a document that was not shown."""
-    clicks_N: Doubles
-    ids_N: pa.Array
-    labels_N: Doubles | None
-    label_column: str | None
-    """The column of the labels: `relevance` if it is there; None without labels."""
-    shown_N: Bools
-    """Has a position and an id."""
-    inside_N: Bools
-    """Shown at a position within the depth."""
-    place_N: Ints
-    """The position of a document that was shown, from 0."""
-    doubled_Q: Bools
-    """Groups with two documents at one position."""
-
-    @staticmethod
-    def from_table(table: pa.Table, row_group: RowGroup, depth: int) -> "_Lists":
+    def __init__(self, table: pa.Table, row_group: RowGroup, depth: int) -> None:
         lengths_Q = np.asarray(pc.list_value_length(table.column("clicks")), np.int64)
         columns = {}
         for name in (*_NEEDED, "labels", "relevance"):
-            if name in table.column_names and table.column(name).null_count < len(table):
+            if name in _NEEDED or (name in table.column_names and table.column(name).null_count < len(table)):
                 column = table.column(name).combine_chunks()
                 if not is_per_document(column, lengths_Q):
                     problem = f"row group {row_group.index}: column {name!r} does not have one value a document"
                     raise InputError(f"{row_group.file.url}: {problem}; {PREPARE_AGAIN}")
                 columns[name] = spread_over_documents(column, lengths_Q)
-        label_column = next((name for name in ("relevance", "labels") if name in columns), None)
-        positions_N, ids_N = _numbers(columns.get("positions")), columns.get("doc_ids", pa.array([], pa.string()))
-        shown_N = (positions_N >= 1) & ids_N.is_valid().to_numpy(zero_copy_only=False)
-        place_N = np.where(shown_N, positions_N, 0).astype(np.int64) - 1
-        inside_N = shown_N & (place_N < depth)
-        group_N = np.repeat(np.arange(len(table)), lengths_Q)
-        cell_N = group_N[inside_N] * depth + place_N[inside_N]
+        self.depth, self.groups = depth, len(table)
+        self.group_N = np.repeat(np.arange(len(table)), lengths_Q)
+        """The group of each document, from 0."""
+        self.positions_N, self.clicks_N = _numbers(columns["positions"]), _numbers(columns["clicks"])
+        """Positions as the log has them, from 1; NaN for a document that was not shown."""
+        self.ids_N = columns["doc_ids"]
+        self.label_column = next((name for name in ("relevance", "labels") if name in columns), None)
+        self.labels_N = None if self.label_column is None else _numbers(columns[self.label_column])
+        self.shown_N = (self.positions_N >= 1) & self.ids_N.is_valid().to_numpy(zero_copy_only=False)
+        """Has a position and an id."""
+        self.place_N = np.where(self.shown_N, self.positions_N, 0).astype(np.int64) - 1
+        """The position of a document that was shown, from 0."""
+        self.inside_N = self.shown_N & (self.place_N < depth)
+        cell_N = self.group_N[self.inside_N] * depth + self.place_N[self.inside_N]
         times = np.bincount(cell_N, minlength=len(table) * depth).reshape(-1, depth)
-        return _Lists(
-            depth=depth,
-            groups=len(table),
-            group_N=group_N,
-            positions_N=positions_N,
-            clicks_N=_numbers(columns.get("clicks")),
-            ids_N=ids_N,
-            labels_N=None if label_column is None else _numbers(columns[label_column]),
-            label_column=label_column,
-            shown_N=shown_N,
-            inside_N=inside_N,
-            place_N=place_N,
-            doubled_Q=np.asarray((times > 1).any(axis=1)),
-        )
+        self.doubled_Q: Bools = np.asarray((times > 1).any(axis=1))
+        """Groups with two documents at one position."""
 
     def part(self, queries_Q: NDArray[np.uint64], chosen_Q: Bools) -> _Part:
         """The sessions of the chosen groups, down to the depth."""
@@ -366,7 +339,5 @@ class _Lists:
         )
 
 
-def _numbers(values: pa.Array | None) -> Doubles:
-    if values is None:
-        return np.zeros(0)
+def _numbers(values: pa.Array) -> Doubles:
     return np.asarray(values.to_numpy(zero_copy_only=False), np.float64)

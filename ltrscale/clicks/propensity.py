@@ -26,8 +26,7 @@ from scipy.sparse.csgraph import connected_components
 from scipy.special import stdtrit
 
 from ltrscale.arrays import Bools, Doubles, Ints
-from ltrscale.clicks.models import fit_product
-from ltrscale.clicks.sessions import Cells, Sessions, count, sums
+from ltrscale.clicks.models import Cells, Sessions, count, fit_product, sums
 from ltrscale.progress import log
 
 
@@ -195,8 +194,8 @@ def expectation_maximisation(halves: tuple[Cells, Cells], positions: int, *, imp
     logs = []
     for cells in (whole, *halves):
         used = cells.keep(enough_D[cells.pair_M])
-        fitted = fit_product(used, len(enough_D), positions, smoothing=0.0)
-        values_P = np.where(used.by_place(positions)[0] > 0, fitted.examination_K, np.nan)
+        _, examination_P = fit_product(used, len(enough_D), positions, smoothing=0.0)
+        values_P = np.where(used.by_place(positions)[0] > 0, examination_P, np.nan)
         with np.errstate(divide="ignore"):
             logs.append(np.log(_relative(values_P)))
     return np.asarray(np.exp(2 * logs[0] - (logs[1] + logs[2]) / 2))

@@ -41,7 +41,6 @@ class ClickRatioWeights(LabelStep):
         return _weighing(weights_P)
 
     def check_after(self, before: Sequence[RelabelStep]) -> None:
-        """Refuse earlier random negatives that replaced shown documents."""
         if any(isinstance(step, RandomNegatives) and step.replace_unseen for step in before):
             raise ValueError(
                 "random_negatives takes documents without a click out of the click ratios; "
@@ -64,7 +63,6 @@ class Refine(LabelStep):
     """`standard` first divides the feature by its standard deviation over the data set; `none` does not."""
 
     def transform(self, start: StepStart) -> Transform:
-        """Replace the labels by refined ones and keep the clicks in the column `clicks`."""
         feature = start.feature(self.feature)
         scale = _deviation(start.dataset, feature) if self.scale == "standard" else 1.0
 
@@ -117,7 +115,6 @@ class RandomNegatives(LabelStep):
 
     @property
     def fills(self) -> frozenset[str]:
-        """The positions, if shown documents are replaced."""
         return frozenset({"positions"} if self.replace_unseen else ())
 
 
@@ -126,9 +123,7 @@ class ShownOnly(LabelStep):
 
     kind: Literal["shown_only"] = "shown_only"
 
-    def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
-        """Drop documents without a position from the labelled groups that have positions."""
-
+    def transform(self, start: StepStart) -> Transform:
         def transform(block: GroupBlock) -> Changed:
             keep_N = _was_shown(block) | ~block.on_documents(labelled(block))
             lengths_Q = np.add.reduceat(keep_N, block.offsets_Q1[:-1], dtype=np.int64)
@@ -151,7 +146,6 @@ class ClickOrder(LabelStep):
     """Name of the feature, for example the one that holds BM25."""
 
     def transform(self, start: StepStart) -> Transform:
-        """Replace the labels by the order of their list, and keep the clicks in the column `clicks`."""
         feature = start.feature(self.feature)
 
         def transform(block: GroupBlock) -> Changed:

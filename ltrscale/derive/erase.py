@@ -10,7 +10,7 @@ import io
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,14 +23,13 @@ from ltrscale import storage
 from ltrscale.arrays import Bits, Bools, Ints
 from ltrscale.config import Config
 from ltrscale.data.columns import is_id, texts
-from ltrscale.data.dataset.feature_column import FEATURES, as_bytes, is_bytes, laid_out
+from ltrscale.data.dataset.columns import FEATURES, as_bytes, is_bytes, laid_out
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles
 from ltrscale.data.dataset.manifest import (
     ADDED,
     Accounting,
     Dataset,
     Erased,
-    Lacking,
     Manifest,
     read_dataset,
     stored_places,
@@ -39,12 +38,10 @@ from ltrscale.data.dataset.origin import commands
 from ltrscale.data.dataset.row_groups import RowGroups
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Texts
-from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
-from ltrscale.data.dataset.tokens import TokenSummary, summarise, summed
 from ltrscale.data.dataset.writer import Compression, commit_dataset, parquet_writer, plain_columns
 from ltrscale.data.ids import hash_ids, save_hashes
-from ltrscale.data.stream.readers import open_parquet, read_direct
-from ltrscale.derive.rewrite import GroupBlock, counted_tables, group_block, group_table
+from ltrscale.data.stream.readers import column_names, open_parquet, read_direct
+from ltrscale.derive.rewrite import GroupBlock, GroupSummaries, counted_tables, group_block, group_table
 from ltrscale.errors import InputError
 from ltrscale.progress import log, progress
 from ltrscale.stages.runs import holding
@@ -124,7 +121,7 @@ def _erased(dataset: Dataset, column: str, ids: pa.StringArray) -> Dataset:
 def _has_any(row_groups: RowGroups, column: str, ids: pa.StringArray) -> bool:
     """Whether a file has a row to erase; only its column of ids is read."""
     url = row_groups[0].file.url
-    names = open_parquet(url).metadata.schema.to_arrow_schema().names
+    names = column_names(url)
     if column not in names or not (column in ("query_id", _DOCUMENTS) or column.startswith("meta_")):
         raise InputError(f"{url}: no ids are in a column {column!r}; name query_id, doc_ids or a meta_ column")
     for table in read_direct(row_groups, [column]):
@@ -146,11 +143,7 @@ class _Left:
 
     def __init__(self, manifest: Manifest, column: str, ids: pa.StringArray) -> None:
         self._manifest, self._column, self._ids = manifest, column, ids
-        self._stats, self._labels = FeatureStats(len(manifest.features)), LabelCounts()
-        self._tokens = {
-            name: TokenSummary(cut_lists=summary.cut_lists, cut_tokens=summary.cut_tokens)
-            for name, summary in manifest.token_summaries.items()
-        }
+        self._summaries = GroupSummaries(manifest)
         self._codes = {name: set[float]() for name in manifest.categories}
         self._gone = [np.empty(0, np.uint64)]
         """Hashes of the ids of the groups of which nothing is left."""
@@ -158,7 +151,7 @@ class _Left:
     def tables(self, row_groups: RowGroups, *, rewrites: bool) -> Iterator[_Counted]:
         """The groups of a file that are left, for each row group with any; without the ids if it is rewritten."""
         first = row_groups[0]
-        names = open_parquet(first.file.url).metadata.schema.to_arrow_schema().names
+        names = column_names(first.file.url)
         stored = first.file.stored or self._manifest.features
         places_F = stored_places(self._manifest.features, stored)
         for table, lengths_Q in counted_tables(row_groups, names, len(stored)):
@@ -167,13 +160,11 @@ class _Left:
             if not len(block):
                 continue
             features_NF = laid_out(block.features_NF, places_F)
-            self._stats.add(features_NF, block.offsets_Q1)
-            self._labels.add(block.columns_N["labels"])
             for place, feature in enumerate(self._manifest.features):
                 if feature.name in self._codes:
                     self._codes[feature.name].update(np.unique(features_NF[:, place]).tolist())
             written = group_table(block, block.keys_Q)
-            self._tokens = summed([self._tokens, summarise(written)])
+            self._summaries.add(block, features_NF, written)
             yield written, block.lengths_Q
 
     def _without(self, block: GroupBlock) -> GroupBlock:
@@ -203,11 +194,11 @@ class _Left:
         changes = {
             "files": of_files,
             "parts": (),
-            "lacking": _within(old.lacking, of_files.periods),
-            "summaries": self._stats.summaries(),
-            "label_counts": self._labels.counts(),
-            "grouped": self._stats.grouped,
-            "token_summaries": self._tokens,
+            "lacking": [
+                each.replace(periods=left)
+                for each in old.lacking
+                if (left := tuple(period for period in each.periods if period in of_files.periods))
+            ],
             "categories": categories,
             "accounting": _accounting(old.accounting, groups, documents),
             "query_ids": self._query_ids(dataset.url, commit),
@@ -218,6 +209,7 @@ class _Left:
                 periods=tuple(sorted({*earlier.periods, *periods})),
             ),
             "made_by": first | ({ADDED: added} if added else {}),
+            **self._summaries.fields(),
         }
         return Manifest(**{**dict(old), **changes})
 
@@ -245,12 +237,6 @@ def _accounting(old: Accounting, groups: int, documents: int) -> Accounting:
         "rules": {**old.rules, "erased": old.rules.get("erased", 0) + documents},
     }
     return old.model_copy(update=changes)
-
-
-def _within(lacking: Iterable[Lacking], periods: Collection[str]) -> list[Lacking]:
-    """What those of some periods lack that are left."""
-    named = ((each.features, tuple(period for period in each.periods if period in periods)) for each in lacking)
-    return [Lacking(features=features, periods=of_left) for features, of_left in named if of_left]
 
 
 def _rewritten(commit: storage.Commit, file: DataFile, url: str, tables: Iterator[_Counted]) -> list[DataFile]:

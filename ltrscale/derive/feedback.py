@@ -70,8 +70,7 @@ class RelevantOnly(LabelStep):
     kind: Literal["relevant_only"] = "relevant_only"
     renumbers: ClassVar = True
 
-    def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
-        """Drop these groups."""
+    def transform(self, start: StepStart) -> Transform:
         # The maximum of an unlabelled group is NaN, so "not <= 0" keeps it, which "> 0" would not.
         return _keeping(lambda block: ~(maximum(block.columns_N["labels"], block.offsets_Q1) <= 0))
 
@@ -84,8 +83,7 @@ class MinDocs(LabelStep):
     documents: int = Field(default=10, ge=2)
     """The fewest documents of a group that stays; HOU24's public code and SUN23 have 10."""
 
-    def transform(self, start: StepStart) -> Transform:  # noqa: ARG002
-        """Drop these groups."""
+    def transform(self, start: StepStart) -> Transform:
         return _keeping(lambda block: block.lengths_Q >= self.documents)
 
 
@@ -101,8 +99,6 @@ class BinaryFeedback(LabelStep):
     """Whether a group without a 1 loses its labels; HOU24 counts only the other groups as labelled."""
 
     def transform(self, start: StepStart) -> Transform:
-        """Draw the labels with Gumbel noise."""
-
         def transform(block: GroupBlock) -> Changed:
             places, grades_N = (block.on_documents(block.keys_Q), block.index_N), block.columns_N["labels"]
             one_N, zero_N = (_gumbel(open_uniforms((start.seed, label), *places)) for label in ("one", "zero"))
@@ -135,7 +131,6 @@ class ImplicitFeedback(LabelStep):
     """The highest grade; by default the highest label in the data set."""
 
     def transform(self, start: StepStart) -> Transform:
-        """Sample short lists from every labelled list, as new groups, and simulate a user of each."""
         top = start.highest_grade(self.max_relevance)
 
         def transform(block: GroupBlock) -> Changed:
@@ -165,7 +160,6 @@ class ImplicitFeedback(LabelStep):
 
     @property
     def lists(self) -> int:
-        """Number of sampled lists."""
         return self.copies
 
 
@@ -228,7 +222,6 @@ class Clicks(LabelStep):
         return self
 
     def transform(self, start: StepStart) -> Transform:
-        """Replace the labels of labelled groups by clicks; several copies replace the group itself."""
         feature = None if self.feature is None else start.feature(self.feature)
         top = start.highest_grade(self.max_relevance)
 
@@ -275,7 +268,6 @@ class Clicks(LabelStep):
 
     @property
     def lists(self) -> int:
-        """Number of copies."""
         return self.copies
 
 

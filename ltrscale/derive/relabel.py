@@ -31,7 +31,7 @@ from ltrscale.derive.feedback import (
     RelevantOnly,
 )
 from ltrscale.derive.match import Appending, Match
-from ltrscale.derive.rewrite import GroupBlock, GroupWriter, column_names, read_groups
+from ltrscale.derive.rewrite import GroupBlock, GroupWriter, columns_in, read_groups
 from ltrscale.derive.step import NO_LABELS, Changes, StepStart, Transform, labelled
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
@@ -89,7 +89,7 @@ class RelabelJob(Stage):
 
     def check(self) -> None:
         """Refuse to replace the data set itself."""
-        if _place(self.out) == _place(self.data):
+        if storage.place(self.out) == storage.place(self.data):
             raise InputError(f"{self.out}: out is the data set itself; choose another directory")
 
     def inputs(self) -> dict[str, str]:
@@ -128,11 +128,6 @@ class RelabelJob(Stage):
             report({"stage": "relabel", "step": step.name, **{key: tally[key] for key in _COUNTS}})
 
 
-def _place(url: str) -> str:
-    """A text that is equal for equal directories."""
-    return str(storage.local_path(url).resolve()) if storage.is_local(url) else url.rstrip("/")
-
-
 @dataclass(frozen=True)
 class _ReadyStep:
     """A step that is ready to run, and the periods that it changes."""
@@ -153,7 +148,7 @@ def _columns(config: RelabelConfig, dataset: Dataset) -> tuple[str, ...]:
     """The columns of the new data set that hold one number per document; empty if the old ones stay as they are."""
     if not any(step.acts_on_labels for step in config.steps):
         return ()
-    present = set(column_names(dataset))
+    present = set(columns_in(dataset))
     if "labels" not in present:
         raise InputError(f"{dataset.url}: there are no labels to act on; prepare it with labels")
     written = {"labels", "relevance"}.union(*(step.fills for step in config.steps))

@@ -13,30 +13,29 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import Bools, Floats, Ints, offsets
-from ltrscale.data.columns import is_per_document, spread_over_documents
-from ltrscale.data.dataset.feature_column import laid_out
+from ltrscale.data.columns import float_column, is_per_document, spread_over_documents
+from ltrscale.data.dataset.columns import (
+    TokenSummary,
+    from_columns,
+    is_of_documents,
+    laid_out,
+    lengths_of,
+    put_vocabulary,
+    summarise,
+    summed,
+    to_columns,
+)
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest, stored_places
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
-from ltrscale.data.dataset.tokens import (
-    TokenSummary,
-    copy_vocabulary,
-    from_columns,
-    is_of_documents,
-    lengths_of,
-    summarise,
-    summed,
-    to_columns,
-)
 from ltrscale.data.dataset.writer import Compression, DatasetWriter, commit_dataset, per_document, to_lists
-from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
+from ltrscale.data.stream.readers import PREPARE_AGAIN, column_names, read_direct
 from ltrscale.errors import InputError
 
 _BLOCK_DOCUMENTS = 1 << 14
@@ -132,7 +131,7 @@ def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[Group
     Raises:
         InputError: a file is missing or damaged, or differs from its manifest.
     """
-    features, columns = dataset.manifest.features, ["gid", *column_names(dataset)]
+    features, columns = dataset.manifest.features, ["gid", *columns_in(dataset)]
     by_period = select(Split(data=(dataset.url,)), labelled=False).row_groups.by_period()
     for period in sorted(by_period.keys() & periods):
         plan = by_period[period]
@@ -143,12 +142,9 @@ def read_groups(dataset: Dataset, *, periods: Collection[str]) -> Iterator[Group
             yield replace(block, features_NF=laid_out(block.features_NF, places_F))
 
 
-def column_names(dataset: Dataset) -> list[str]:
+def columns_in(dataset: Dataset) -> list[str]:
     """The columns of a data set's first file, except gid."""
-    url = storage.listed_file(dataset.url, dataset.manifest.files[0].path)
-    filesystem, path = storage.arrow_filesystem(url)
-    with storage.named_errors(url):
-        names: list[str] = storage.patiently(lambda: pq.read_schema(path, filesystem=filesystem)).names
+    names = column_names(storage.listed_file(dataset.url, dataset.manifest.files[0].path))
     return [name for name in names if name != "gid"]
 
 
@@ -206,7 +202,7 @@ def group_block(table: pa.Table, lengths_Q: Ints, n_features: int, first: RowGro
         keys_Q=table.column("gid").to_numpy(),
         offsets_Q1=offsets(lengths_Q),
         features_NF=table.column("features").combine_chunks().flatten().to_numpy().reshape(-1, n_features),
-        columns_N={name: _with_nan(column, lengths_Q) for name, column in lists.items()},
+        columns_N={name: float_column(spread_over_documents(column, lengths_Q)) for name, column in lists.items()},
         rows_Q=table.select(unmapped),
         doc_ids_N=None if doc_ids is None else spread_over_documents(doc_ids, lengths_Q),
         tokens_N={name: _tokens(table, name, int(lengths_Q.sum()), first) for name in texts},
@@ -217,23 +213,39 @@ def _tokens(table: pa.Table, name: str, documents: int, first: RowGroup) -> pa.L
     """The tokens of each document of a table's rows."""
     try:
         lists = from_columns(table.column(name).combine_chunks(), table.column(lengths_of(name)).combine_chunks())
+        if len(lists) != documents:
+            raise ValueError("it does not have one list of tokens for each document")
     except (KeyError, ValueError) as error:
         raise InputError(
             f"{first.file.url}: column {name!r} of period {first.file.period}: {error}; {PREPARE_AGAIN}"
         ) from error
-    if len(lists) != documents:
-        raise InputError(
-            f"{first.file.url}: column {name!r} does not have the tokens of each document; {PREPARE_AGAIN}"
-        )
     return lists
 
 
-def _with_nan(lists: pa.ListArray, lengths_Q: Ints) -> Floats:
-    """Like `spread_over_documents`, for numbers: NaN where a list is null."""
-    values_N = np.full(lengths_Q.sum(), np.nan, np.float32)
-    present_N = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lengths_Q)
-    values_N[present_N] = lists.flatten().to_numpy(zero_copy_only=False)
-    return values_N
+class GroupSummaries:
+    """What a manifest says of all groups, counted as they pass; what was cut off their texts is that of the source."""
+
+    def __init__(self, source: Manifest) -> None:
+        self._stats, self._labels = FeatureStats(len(source.features)), LabelCounts()
+        self._tokens = {
+            column: TokenSummary(cut_lists=summary.cut_lists, cut_tokens=summary.cut_tokens)
+            for column, summary in source.token_summaries.items()
+        }
+
+    def add(self, block: GroupBlock, features_NF: Floats, table: pa.Table) -> None:
+        """Count a block, of which `table` has the rows, with all features of the data set."""
+        self._stats.add(features_NF, block.offsets_Q1)
+        self._labels.add(block.columns_N["labels"])
+        self._tokens = summed([self._tokens, summarise(table)])
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a manifest."""
+        return {
+            "summaries": self._stats.summaries(),
+            "label_counts": self._labels.counts(),
+            "grouped": self._stats.grouped,
+            "token_summaries": self._tokens,
+        }
 
 
 class GroupWriter:
@@ -251,54 +263,44 @@ class GroupWriter:
         self._source = source
         self._renumber = renumber
         self._statistics = statistics
-        n_features = len(source.manifest.features)
+        self._summaries, self._groups = GroupSummaries(source.manifest), 0
         compression: Compression = "lz4_bytes" if source.manifest.version == 2 else "zstd"
-        self._writer = DatasetWriter(commit, n_features=n_features, compression=compression)
-        self._stats, self._labels, self._groups = FeatureStats(n_features), LabelCounts(), 0
-        cut = source.manifest.token_summaries.items()
-        self._tokens = {
-            column: TokenSummary(cut_lists=summary.cut_lists, cut_tokens=summary.cut_tokens) for column, summary in cut
-        }
+        self._writer = DatasetWriter(commit, n_features=len(source.manifest.features), compression=compression)
 
     def add(self, block: GroupBlock) -> None:
         """Add a block of groups."""
-        self._stats.add(block.features_NF, block.offsets_Q1)
-        self._labels.add(block.columns_N["labels"])
         gids_Q = np.arange(self._groups, self._groups + len(block)) if self._renumber else block.keys_Q
         self._groups += len(block)
         table = group_table(block, gids_Q)
-        self._tokens = summed([self._tokens, summarise(table)])
+        self._summaries.add(block, block.features_NF, table)
         self._writer.add(block.period, table)
 
     def finish(self, accounting: Accounting, origin: Mapping[str, Any]) -> Manifest:
         """Write the remaining groups and commit."""
-        source = self._source.manifest
+        source, vocabulary, statistics = self._source.manifest, self._source.manifest.vocabulary, self._statistics
+        if vocabulary is not None and vocabulary.path is not None:
+            vocabulary = put_vocabulary(vocabulary, self._content(vocabulary.path), self._commit)
+        if statistics is None and source.statistics is not None:
+            self._commit.write({"statistics-{hash}.safetensors": self._content(source.statistics.path)})
+            statistics = self._commit.files[-1]
         manifest = Manifest(
             version=source.version,
             features=source.features,
             files=self._writer.close(),
-            summaries=self._stats.summaries(),
             goals=source.goals,
-            label_counts=self._labels.counts(),
-            grouped=self._stats.grouped,
             tokens=source.tokens,
-            token_summaries=self._tokens,
-            vocabulary=copy_vocabulary(source.vocabulary, self._source.url, self._commit),
-            statistics=self._statistics or self._copied_statistics(),
+            vocabulary=vocabulary,
+            statistics=statistics,
             accounting=accounting,
             categories=source.categories,
             made_by=dict(origin),
+            **self._summaries.fields(),
         )
         return commit_dataset(self._commit, manifest)
 
-    def _copied_statistics(self) -> storage.Placed | None:
-        """The statistics of the other data set, as a file of this one."""
-        listed = self._source.manifest.statistics
-        if listed is None:
-            return None
-        with self._commit.file("statistics-{hash}.safetensors") as path:
-            path.write_bytes(storage.read_bytes(storage.listed_file(self._source.url, listed.path)))
-        return self._commit.files[-1]
+    def _content(self, path: str) -> bytes:
+        """The content of a file of the other data set."""
+        return storage.read_bytes(storage.listed_file(self._source.url, path))
 
 
 def group_table(block: GroupBlock, gids_Q: Ints) -> pa.Table:

@@ -15,13 +15,17 @@ from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import to_offsets
 from ltrscale.clicks.log import ClickLog, LogSettings, LogTally, read_log
 from ltrscale.clicks.models import (
+    Cells,
     ClickModel,
     DocumentRatio,
     DynamicBayesian,
     PositionBasedModel,
     PositionRatio,
+    Sessions,
     UserBrowsing,
+    count,
     perplexity,
+    sums,
 )
 from ltrscale.clicks.propensity import (
     Estimate,
@@ -35,7 +39,6 @@ from ltrscale.clicks.propensity import (
     slope_of,
     without,
 )
-from ltrscale.clicks.sessions import Cells, Sessions, count, sums
 from ltrscale.config import Operational
 from ltrscale.draws import random_bits
 from ltrscale.evaluation.click_log_page import (

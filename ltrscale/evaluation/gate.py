@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config, Operational
-from ltrscale.data.dataset.goals import GoalName
+from ltrscale.data.dataset.columns import GoalName
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.periods import with_relative_named
-from ltrscale.data.dataset.split import SplitsWithTest, Texts
+from ltrscale.data.dataset.split import SplitsWithTest, Texts, with_relative_named
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.bounds import Bounds, GoalBounds, check_leaks, goal_checks, judge, verdict_blocks
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob

@@ -24,10 +24,8 @@ from ltrscale.bundle import load, with_tokens_of
 from ltrscale.config import Config, Operational, Strict
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.periods import with_relative_named
-from ltrscale.data.dataset.relevant import check_teaches
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
+from ltrscale.data.dataset.selection import check_teaches, select
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
 from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import Agreement, AgreementJob

@@ -16,14 +16,13 @@ from typing import Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config, Operational, validate
+from ltrscale.data.dataset.columns import GoalName, goal_column
 from ltrscale.data.dataset.disjoint import check_splits
-from ltrscale.data.dataset.goals import GoalName, goal_column
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Splits, SplitsWithTest
+from ltrscale.data.dataset.split import Splits, SplitsWithTest, with_relative_named
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
-from ltrscale.derive.rewrite import column_names
+from ltrscale.derive.rewrite import columns_in
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import correction_of
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
@@ -224,7 +223,7 @@ class PipelineJob(Config):
         for url in splits.test.data if splits.test else ():
             dataset = open_dataset(url)
             columns = {goal_column(name, dataset.manifest.goals) for name in self.evaluate_on}
-            if missing := columns - {*column_names(dataset)}:
+            if missing := columns - {*columns_in(dataset)}:
                 raise InputError(
                     f"evaluate_on: {url} has no {min(missing)!r}, which relabelled data sets have; leave it out"
                 )

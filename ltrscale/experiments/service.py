@@ -19,8 +19,7 @@ from ltrscale.bundle import load
 from ltrscale.bundle_manifest import hash_of
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.manifest import Dataset
-from ltrscale.data.dataset.periods import in_few_words
-from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.origin import digest

@@ -24,9 +24,8 @@ from ltrscale import storage
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import check_splits
 from ltrscale.data.dataset.manifest import Dataset, one_view
-from ltrscale.data.dataset.periods import with_relative_named
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.data.dataset.split import Split, SplitsWithTest, with_relative_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study

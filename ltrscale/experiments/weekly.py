@@ -24,11 +24,10 @@ from pydantic import Field
 from ltrscale import storage
 from ltrscale.bundle_manifest import content_hash
 from ltrscale.config import Config, Operational, load, validate
-from ltrscale.data.dataset.goals import GoalName
+from ltrscale.data.dataset.columns import GoalName
 from ltrscale.data.dataset.manifest import Dataset, one_view, open_dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
-from ltrscale.data.dataset.periods import in_few_words, with_periods_named
-from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.data.dataset.split import Split, SplitsWithTest, in_few_words, with_periods_named
 from ltrscale.errors import InputError, Refused, suggestion
 from ltrscale.evaluation.bounds import Bounds, GoalBounds, drift_checks
 from ltrscale.evaluation.gate import GateJob

@@ -18,6 +18,7 @@ import numpy as np
 from ltrscale import storage
 from ltrscale.arrays import Bits
 from ltrscale.data.columns import is_number, value_type
+from ltrscale.data.dataset.columns import summed
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import (
     ADDED,
@@ -31,7 +32,6 @@ from ltrscale.data.dataset.manifest import (
 )
 from ltrscale.data.dataset.origin import commands
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
-from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import QueryIds
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import RecordedCodes, merged_texts

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import Bits
+from ltrscale.data.dataset.columns import TokenSummary, is_of_documents, summarise, summed
 from ltrscale.data.dataset.files import Counts, DataFiles
 from ltrscale.data.dataset.manifest import Accounting, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
-from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
 from ltrscale.data.dataset.writer import DatasetWriter
 from ltrscale.data.ids import QueryIds
 from ltrscale.errors import InputError

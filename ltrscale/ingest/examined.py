@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 
 from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.data import columns as cols
+from ltrscale.data.columns import Vectors, lists_of_texts
 from ltrscale.data.ids import parts
 from ltrscale.data.times import Clock, instants, periods
-from ltrscale.data.vectors import Vectors, lists_of_texts
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.rows import TEXT_LENGTH, Cause, RawTexts, Rejection, Rule, plain_value
 

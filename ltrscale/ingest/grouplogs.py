@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from ltrscale.arrays import Bools, Floats, Ints
 from ltrscale.data import columns as cols
-from ltrscale.data.dataset.feature_column import as_lists, with_lists
+from ltrscale.data.dataset.columns import as_lists, with_lists
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder

@@ -19,9 +19,9 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.arrays import Floats
 from ltrscale.data import columns as cols
+from ltrscale.data.columns import similarity
 from ltrscale.data.dataset.manifest import Feature, RawColumns
 from ltrscale.data.times import part_of
-from ltrscale.data.vectors import similarity
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined

@@ -13,12 +13,11 @@ from pydantic import Field, field_validator, model_validator
 
 from ltrscale.arrays import HIGHEST_LABEL
 from ltrscale.config import Config
-from ltrscale.data.dataset.goals import GOAL, GoalName
+from ltrscale.data.columns import Similarity
+from ltrscale.data.dataset.columns import GOAL, GoalName, TokenField
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.split import Relative, Texts
-from ltrscale.data.dataset.tokens import TokenField
 from ltrscale.data.times import ISO, Clock, DatePart, PeriodUnit
-from ltrscale.data.vectors import Similarity
 from ltrscale.errors import InputError
 from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.lines import UTF8

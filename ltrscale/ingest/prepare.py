@@ -12,10 +12,9 @@ from typing import Any, ClassVar
 
 from ltrscale import storage
 from ltrscale.config import Operational
-from ltrscale.data.dataset.feature_column import with_lists
+from ltrscale.data.dataset.columns import put_vocabulary, with_lists
 from ltrscale.data.dataset.files import DataFiles, total_of
 from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
-from ltrscale.data.dataset.tokens import put_vocabulary
 from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.ids import QueryIds
 from ltrscale.ingest import additions

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints
 from ltrscale.data import columns as cols
+from ltrscale.data.columns import Vectors, lists_of_texts, vector_size
 from ltrscale.data.times import DAY_NUMBER, ISO, USUAL_FORMATS, Clock, instants
-from ltrscale.data.vectors import Vectors, lists_of_texts, vector_size
 from ltrscale.errors import InputError
 from ltrscale.ingest import names
 from ltrscale.ingest.csv_lines import Dialect, broken_lines

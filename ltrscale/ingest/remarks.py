@@ -5,8 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from ltrscale import storage
 from ltrscale.data.dataset.disjoint import equal_periods
 from ltrscale.data.dataset.manifest import Accounting, Dataset, Manifest
-from ltrscale.data.dataset.relevant import nothing_to_learn
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import nothing_to_learn, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.summaries import identifying
 from ltrscale.data.times import DAY_NUMBER, format_of

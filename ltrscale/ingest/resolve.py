@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from ltrscale.data import columns as cols
+from ltrscale.data.columns import is_vector
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.times import is_time
-from ltrscale.data.vectors import is_vector
 from ltrscale.errors import InputError, nearest, suggestion
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns, Use, named_columns
 from ltrscale.ingest.names import is_unnamed

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 import pyarrow as pa
 
 from ltrscale.config import Config
+from ltrscale.data.dataset.columns import TokenField
 from ltrscale.data.dataset.manifest import Feature, RawColumns
-from ltrscale.data.dataset.tokens import TokenField
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.history import HistoryConfig
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns

@@ -22,8 +22,8 @@ from ltrscale import storage
 from ltrscale.arrays import Bools, Ints
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
+from ltrscale.data.dataset.columns import LISTS, NAME, SPECIAL, Owner, Special, TokenField, Vocabulary
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.tokens import LISTS, NAME, SPECIAL, Owner, Special, TokenField, Vocabulary
 from ltrscale.errors import InputError
 from ltrscale.ingest.lines import line_blocks
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.data.dataset.feature_column import with_lists
+from ltrscale.data.dataset.columns import with_lists
 from ltrscale.data.dataset.manifest import Dataset, Manifest, parse_dataset_manifest
 from ltrscale.data.ids import QueryIds, save_hashes
 from ltrscale.errors import without_credentials

@@ -9,7 +9,7 @@ import functools
 import math
 from contextlib import AbstractContextManager, nullcontext
 
-from ltrscale.data.stream.parts import Run, run_here
+from ltrscale.data.stream.plan import Run, run_here
 from ltrscale.progress import Report
 from ltrscale.runtime import under_torchrun
 from ltrscale.runtime.engine import ray_cluster

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ltrscale import storage
 from ltrscale.data.dataset.row_groups import RowGroup
-from ltrscale.data.stream.parts import PartT
+from ltrscale.data.stream.plan import PartT
 from ltrscale.data.stream.readers import OPEN_FILES, REQUESTS, PlannedRead, open_parquet, plan_reads, read_planned
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.engine import plain_errors

@@ -4,7 +4,7 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -13,40 +13,8 @@ from ltrscale.arrays import Bools, Doubles, Floats, Ints, place_in_group
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 
-Clicked = Bools
 
-
-class _Examiner(Config):
-    """How a user examines a list."""
-
-    kind: str
-
-    def clicks(self, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints) -> Clicked:
-        """The documents that a user clicks, shape [N], by uniform numbers; a document not shown has position NaN."""
-        raise NotImplementedError
-
-    @property
-    def assumed_eta(self) -> float:
-        """The position bias that debiased credit assumes; 1 if the bias is not a power of the position."""
-        return 1.0
-
-    @property
-    def examines(self) -> str:
-        """How positions are examined, in words."""
-        raise NotImplementedError
-
-    @property
-    def trusts(self) -> str:
-        """What else makes them click, in words; "" for nothing."""
-        return ""
-
-    @property
-    def beyond_credit(self) -> str:
-        """The users that debiased credit does not cover, in words; "" for none."""
-        return ""
-
-
-class PositionBased(_Examiner):
+class PositionBased(Config):
     """A position is examined with probability (1 / position)^eta, whatever clicks are above it (PBM)."""
 
     kind: Literal["pbm"] = "pbm"
@@ -56,51 +24,46 @@ class PositionBased(_Examiner):
     """Probability of a click on the first document, if it is examined, just because it is first; trust / position
     further down (trust bias, Agarwal et al. 2019)."""
 
-    def clicks(self, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints) -> Clicked:  # noqa: ARG002
-        """The examined documents that attract or are trusted."""
+    def clicks(self, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints) -> Bools:  # noqa: ARG002
+        """The examined documents that attract or are trusted, by uniform numbers; none has position NaN."""
         trusted_N = self.trust * examination(positions_N, eta=1.0)
         perceived_N = trusted_N + (1 - trusted_N) * attraction_N
         return np.asarray(draw_N < perceived_N * examination(positions_N, eta=self.eta))
 
     @property
     def assumed_eta(self) -> float:
-        """The position bias of these users."""
+        """The position bias that debiased credit assumes: that of these users."""
         return self.eta
 
     @property
     def examines(self) -> str:
-        """By a power of the position."""
+        """How positions are examined, in words."""
         return f"examines position p with p^-{self.eta:g}"
 
     @property
     def trusts(self) -> str:
-        """Trust in the order."""
+        """What else makes them click, in words; "" for nothing."""
         return f", or, with probability {self.trust:g} / p, because it stands at position p" if self.trust else ""
 
     @property
     def beyond_credit(self) -> str:
-        """Users who trust the order."""
+        """The users that debiased credit does not cover, in words; "" for none."""
         return "; users who trust the order are none of them" if self.trust else ""
 
 
-class Cascade(_Examiner):
+class Cascade(Config):
     """Positions are examined from the top; the first click ends the session (Craswell et al., 2008)."""
 
     kind: Literal["cascade"] = "cascade"
+    assumed_eta: ClassVar = 1.0
+    examines: ClassVar = "reads from the top to the first click"
+    trusts: ClassVar = ""
+    beyond_credit: ClassVar = "; a cascade is none of them"
 
-    def clicks(self, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints) -> Clicked:
-        """The first document of each list that attracts."""
-        return _first_attracted(draw_N < attraction_N, positions_N, offsets_Q1)
-
-    @property
-    def examines(self) -> str:
-        """In order."""
-        return "reads from the top to the first click"
-
-    @property
-    def beyond_credit(self) -> str:
-        """All users."""
-        return "; a cascade is none of them"
+    def clicks(self, draw_N: Doubles, attraction_N: Doubles, positions_N: Doubles, offsets_Q1: Ints) -> Bools:
+        """The first document of each list that attracts, by uniform numbers; none has position NaN."""
+        candidate_N = (draw_N < attraction_N) & ~np.isnan(positions_N)
+        return np.asarray(candidate_N & (place_in_group(offsets_Q1, ~candidate_N, positions_N) == 0))
 
 
 User = Annotated[PositionBased | Cascade, Field(discriminator="kind")]
@@ -152,9 +115,3 @@ def examination(positions_N: Doubles, *, eta: float) -> Doubles:
 def attraction(rho_N: Doubles, *, noise: float) -> Doubles:
     """The probability of a click on an examined document, `epsilon + (1 - epsilon) rho` (Ai et al., 2018)."""
     return noise + (1 - noise) * rho_N
-
-
-def _first_attracted(attracted_N: Bools, positions_N: Doubles, offsets_Q1: Ints) -> Bools:
-    """The documents that the cascade model clicks: in each group, the attracted one at the highest position."""
-    candidate_N = attracted_N & ~np.isnan(positions_N)
-    return np.asarray(candidate_N & (place_in_group(offsets_Q1, ~candidate_N, positions_N) == 0))

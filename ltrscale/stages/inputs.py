@@ -14,9 +14,8 @@ from ltrscale import storage
 from ltrscale.bundle_manifest import read_bundle_manifest
 from ltrscale.config import Config, is_operational, members
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
-from ltrscale.data.dataset.periods import resolve_periods
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, Texts
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, Texts, resolve_periods
 from ltrscale.errors import InputError
 
 

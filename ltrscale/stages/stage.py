@@ -20,8 +20,7 @@ from ltrscale import storage
 from ltrscale.config import Config, Operational, is_operational
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.periods import with_periods_named, with_relative_named
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.split import Split, Splits, with_periods_named, with_relative_named
 from ltrscale.origin import is_current, made_by, settings_of
 from ltrscale.progress import Report, log
 from ltrscale.stages.inputs import hashes_of, is_input, splits_of

@@ -14,9 +14,7 @@ cannot cure is reported at once.
 """
 
 from ltrscale.storage import scratch
-from ltrscale.storage.commit import Commit, Placed
-from ltrscale.storage.committed import is_whole, read_verified, withdraw, withdraw_below
-from ltrscale.storage.conditions import clock_ahead_s, heeds_conditions
+from ltrscale.storage.commit import Commit, Placed, withdraw, withdraw_below
 from ltrscale.storage.faults import PATIENCE, is_disk_full, is_fault, named_errors, patiently
 from ltrscale.storage.files import (
     at_once,
@@ -35,20 +33,21 @@ from ltrscale.storage.files import (
     sizes_below,
     write_bytes,
 )
-from ltrscale.storage.filesystems import arrow_filesystem, delta_options, filesystem
-from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold
-from ltrscale.storage.leftovers import sweep, sweep_helpers
+from ltrscale.storage.lease import WHEN_BUSY, LeaseLost, check_lease, hold, swap
 from ltrscale.storage.listing import (
     HIDDEN_MANIFEST,
     MANIFEST,
     are_hashes,
+    is_whole,
     listed_in,
     parse_manifest,
     read_manifest,
     read_manifest_part,
+    read_verified,
     sizes_in,
+    sweep,
+    sweep_helpers,
 )
-from ltrscale.storage.locks import create_exclusively, swap
 from ltrscale.storage.names import (
     HIDDEN_RUN,
     RUN,
@@ -62,16 +61,16 @@ from ltrscale.storage.names import (
     local_path,
     period_name,
 )
-from ltrscale.storage.writers import Lease, is_held, join_leases, share_leases
+from ltrscale.storage.stores import arrow_filesystem, clock_ahead_s, delta_options, filesystem, heeds_conditions
+from ltrscale.storage.writers import Lease, is_held, join_leases, place, share_leases
 
 __all__ = [
     "HIDDEN_MANIFEST", "HIDDEN_RUN", "MANIFEST", "PATIENCE", "RUN", "WHEN_BUSY", "Commit", "Lease", "LeaseLost",
-    "Placed", "absolute", "are_hashes", "arrow_filesystem", "at_once", "below", "check_lease",
-    "check_links", "check_scheme", "children", "clock_ahead_s", "create_exclusively",
-    "delta_options", "exists", "filesystem", "fingerprint", "heeds_conditions", "hold", "is_disk_full", "is_fault",
-    "is_held", "is_local", "is_whole", "join", "join_leases", "list_files", "listed_file", "listed_in", "listed_path",
-    "local_path", "named_errors", "open_input", "parse_manifest", "patiently", "period_name", "read_bytes",
-    "read_if_there", "read_manifest", "read_manifest_part", "read_verified", "remove", "remove_with_folders", "scratch",
-    "sha256", "share_leases", "size", "sizes_below", "sizes_in", "swap", "sweep", "sweep_helpers", "withdraw",
-    "withdraw_below", "write_bytes",
+    "Placed", "absolute", "are_hashes", "arrow_filesystem", "at_once", "below", "check_lease", "check_links",
+    "check_scheme", "children", "clock_ahead_s", "delta_options", "exists", "filesystem", "fingerprint",
+    "heeds_conditions", "hold", "is_disk_full", "is_fault", "is_held", "is_local", "is_whole", "join", "join_leases",
+    "list_files", "listed_file", "listed_in", "listed_path", "local_path", "named_errors", "open_input",
+    "parse_manifest", "patiently", "period_name", "place", "read_bytes", "read_if_there", "read_manifest",
+    "read_manifest_part", "read_verified", "remove", "remove_with_folders", "scratch", "sha256", "share_leases", "size",
+    "sizes_below", "sizes_in", "swap", "sweep", "sweep_helpers", "withdraw", "withdraw_below", "write_bytes",
 ]  # fmt: skip

@@ -1,11 +1,17 @@
-"""Write directories that appear whole or not at all: a manifest, put in place last, lists the files of a directory."""
+"""Write directories that appear whole or not at all: a manifest, put in place last, lists the files of a directory.
+
+To withdraw one removes its manifest first. Only files that a manifest lists, or whose names prove the writer, are ever
+deleted, never a directory with all its contents.
+"""
 
 import contextlib
+import hashlib
 import json
+import re
 import secrets
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +19,25 @@ from types import TracebackType
 from typing import Any, Self
 
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.storage import files, locks, names, scratch, writers
+from ltrscale.storage import files, names, scratch, writers
 from ltrscale.storage import lease as leases
-from ltrscale.storage.conditions import stamp
 from ltrscale.storage.faults import disk_full, is_disk_full, named_errors
 from ltrscale.storage.lease import check_lease
-from ltrscale.storage.listing import MANIFEST, listed_in, parse_manifest, read_manifest, sizes_in
+from ltrscale.storage.listing import (
+    HIDDEN_MANIFEST,
+    MANIFEST,
+    UNFINISHED,
+    deleting,
+    listed_in,
+    parse_manifest,
+    read_manifest,
+    read_unfinished,
+    settle,
+    sizes_in,
+    write_unfinished,
+)
 from ltrscale.storage.names import is_local, join, local_path
-from ltrscale.storage.unfinished import UNFINISHED, deleting, read_unfinished, settle, write_unfinished
+from ltrscale.storage.stores import stamp
 
 
 @dataclass(frozen=True)
@@ -203,11 +220,11 @@ class Commit:
             with deleting(self.url, stale, ends=data if self.saved else None):
                 replaced = self._place_waiting(data)
                 # the manifest is there already where another writer committed the same content
-                if current != data and not locks.swap(self._manifest, replaced, data):
+                if current != data and not leases.swap(self._manifest, replaced, data):
                     raise self._lost()
                 if not is_local(self.url) and not all(self._is_there(placed) for placed, _ in self._waiting.values()):
                     # this process was suspended for so long that another has taken over the directory
-                    locks.swap(self._manifest, data, None)
+                    leases.swap(self._manifest, data, None)
                     raise self._lost()
                 self.finished = True
 
@@ -218,7 +235,7 @@ class Commit:
         Threads take turns: a lease is a process's, so one thread would take another's for its own.
         """
         if is_local(self.url):
-            with locks.exclusively(self.url):
+            with leases.exclusively(self.url):
                 yield
             return
         with _turns.setdefault(writers.place(self.url), threading.Lock()), contextlib.ExitStack() as lease:
@@ -242,7 +259,7 @@ class Commit:
         if old_manifest is not None and any(
             self.replaced.get(placed.path) not in (None, placed.sha256) for placed, _ in self._waiting.values()
         ):
-            if not locks.swap(url, old_manifest, None):
+            if not leases.swap(url, old_manifest, None):
                 raise self._lost()
             old_manifest = None
         for name, (placed, local) in self._waiting.items():
@@ -306,3 +323,48 @@ class Commit:
                     check_lease(self.url)  # another writer's record is not ours to replace
                     saved, left = read_unfinished(self.url)
                     write_unfinished(self.url, saved, left | kept)
+
+
+def withdraw(url: str, own: re.Pattern[str] | None = None, *, name: str = MANIFEST) -> None:
+    """Delete a committed directory: its manifest first, then the files that it lists, then empty folders.
+
+    So nobody sees a manifest without its files. Nothing is deleted if nothing is committed. Files that only a lost or
+    damaged part of the manifest lists stay there, which is logged.
+
+    Files directly there whose names match `own`, with the first digits of the content's hash as the first group, are
+    the caller's. They are deleted too, and only they if the manifest is missing or damaged.
+    """
+    try:
+        manifest = read_manifest(url, name)
+    except InputError:
+        if own is None:
+            raise
+        manifest = {}
+    if manifest is not None or own is not None:
+        listed = {*sizes_in(url, manifest, despite_damage=True)}
+        if own is not None:
+            listed.update(path for path in files.below(url) if (match := own.fullmatch(path)) and _has_hash(url, match))
+        check_lease(url)
+        with deleting(url, listed):
+            files.remove(join(url, name))
+    if is_local(url):  # also if nothing is committed: a killed withdrawal may have left the folder
+        files.remove_empty(url, str(local_path(url).parent))
+
+
+def _has_hash(url: str, name: re.Match[str]) -> bool:
+    """True if a file's content has the hash in its name, which a foreign file of such a name does not."""
+    with files.open_input(names.listed_file(url, name.string)) as stream:
+        digest = hashlib.file_digest(stream, "sha256")  # type: ignore[arg-type]  # fsspec's files have `readinto`
+    return digest.hexdigest().startswith(name[1])
+
+
+def withdraw_below(url: str, loose: Collection[str]) -> None:
+    """Withdraw all committed directories at and below a directory, and delete the files there with these endings."""
+    paths = files.below(url)
+    for name in paths:
+        folder, _, last = name.rpartition("/")
+        if last in (MANIFEST, HIDDEN_MANIFEST):
+            withdraw(join(url, folder), name=last)
+    for name in paths:
+        if any(f"/{name}".endswith(f"/{ending}") for ending in loose):
+            files.remove_with_folders(names.listed_file(url, name), url)

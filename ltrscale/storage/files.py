@@ -14,14 +14,13 @@ from typing import Any, BinaryIO, TypeVar, cast
 import fsspec
 
 from ltrscale.errors import InputError
-from ltrscale.storage import conditions, writers
+from ltrscale.storage import stores, writers
 from ltrscale.storage.faults import named_errors
-from ltrscale.storage.filesystems import filesystem
 from ltrscale.storage.names import is_local, join, local_path
+from ltrscale.storage.stores import filesystem
 
 T = TypeVar("T")
 
-_BLOCK = 1 << 20
 _PART = 8 << 20
 """Bytes in one part of an upload to S3, and the amount that is sent again when a request fails."""
 _MOST_PARTS = 10_000  # S3's limit for one upload
@@ -64,8 +63,7 @@ def write_bytes(url: str, data: bytes, *, token: str | None = None) -> None:
     fs, path = filesystem(url)
     with named_errors(url, "write", need=len(data)):
         if is_local(url):
-            with _staged(Path(path), data, token or writers.token_at(url)) as temporary:
-                temporary.replace(path)
+            _replace(Path(path), data, token or writers.token_at(url))
         else:
             fs.pipe_file(path, data)
 
@@ -98,21 +96,21 @@ def put(local: Path, url: str, digest: str) -> None:
             return
         if url.startswith("s3://"):
             chunk = max(_PART, -(-bytes_ // _MOST_PARTS))
-            fs.put_file(str(local), path, chunksize=chunk, Metadata={conditions.DIGEST: digest})
+            fs.put_file(str(local), path, chunksize=chunk, Metadata={stores.DIGEST: digest})
         else:
             fs.put_file(str(local), path)
         local.unlink()
 
 
 def put_over(local: Path, url: str, digest: str, stamp: str | None) -> bool:
-    """Move a local file to a URL if the object there still has this stamp, see `conditions.stamp`; else False.
+    """Move a local file to a URL if the object there still has this stamp, see `stores.stamp`; else False.
 
-    On a local disk the caller must use `locks.exclusively`.
+    On a local disk the caller must use `lease.exclusively`.
     """
     if not url.startswith("s3://"):
         put(local, url, digest)
         return True
-    is_put = conditions.put_file(local, url, digest, stamp)
+    is_put = stores.put_file(local, url, digest, stamp)
     if is_put:
         local.unlink()
     return is_put
@@ -125,21 +123,20 @@ def is_there(url: str, bytes_: int, digest: str) -> bool:
     it received; other stores are asked only for the size.
     """
     if not is_local(url):
-        return conditions.describes(url, bytes_, digest)
+        return stores.describes(url, bytes_, digest)
     path = local_path(url)
     with named_errors(url):
         return path.is_file() and path.stat().st_size == bytes_ and sha256(path) == digest
 
 
-@contextmanager
-def _staged(target: Path, data: bytes, token: str) -> Iterator[Path]:
-    """Write and flush data to a file beside `target`, and flush a rename at the end of the block."""
+def _replace(target: Path, data: bytes, token: str) -> None:
+    """Write and flush data to a file beside `target`, rename it, and flush the rename."""
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(writers.staged_name(target.name, token))
     try:
         temporary.write_bytes(data)
         flush(temporary)
-        yield temporary
+        temporary.replace(target)
     finally:
         temporary.unlink(missing_ok=True)
     flush(target.parent)
@@ -250,15 +247,7 @@ def fingerprint(url: str) -> str:
 def sha256(path: Path) -> str:
     """Hexadecimal hash of a local file's content."""
     with path.open("rb") as stream:
-        return sha256_of(stream)
-
-
-def sha256_of(stream: BinaryIO) -> str:
-    """Hexadecimal hash of all that can be read from a stream."""
-    digest = hashlib.sha256()
-    while block := stream.read(_BLOCK):
-        digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def remove(url: str) -> None:

@@ -1,14 +1,16 @@
-"""Leases: one job at a time writes a directory, identified by a token.
+"""One writer at a time: leases of jobs on directories, locks of local directories, files replaced in an atomic step.
 
-A running job keeps `.lease` in its output directory and renews it every few seconds. A second job for the same
-directory waits, or ends and names the running one. A dead holder on this host is replaced at once. Any other holder is
-replaced when its lease was not renewed for a while by the observer's clock, so clocks need not agree. Every commit
-below the directory checks that the lease still has the committing job's token, so a holder that was suspended and wakes
-up cannot commit. Files that a commit puts in place carry the token in their names, so the next holder knows which ones
-a dead holder has left.
+A running job, known by a token, keeps `.lease` in its output directory and renews it every few seconds. A second job
+for the same directory waits, or ends and names the running one. A dead holder on this host is replaced at once. Any
+other holder is replaced when its lease was not renewed for a while by the observer's clock, so clocks need not agree.
+Every commit below the directory checks that the lease still has the committing job's token, so a holder that was
+suspended and wakes up cannot commit. Files that a commit puts in place carry the token in their names, so the next
+holder knows which ones a dead holder has left.
 """
 
 import contextlib
+import errno
+import fcntl
 import json
 import logging
 import os
@@ -25,13 +27,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.storage import files, locks, writers
-from ltrscale.storage.names import join
+from ltrscale.storage import files, stores, writers
+from ltrscale.storage.faults import named_errors
+from ltrscale.storage.names import is_local, join, local_path
 
 LEASE = ".lease"
 WHEN_BUSY = "LTRSCALE_IF_RUNNING"
 """The environment variable for what a second job does: `wait` (the default) or `end`."""
 _RENEW_S, _LAPSE_S, _LOOK_S = 5.0, 45.0, 1.0  # several renewals may fail before another job takes over
+_LOCK_S, _LOCK_POLL_S = 120.0, 0.005
+_locks = threading.local()
 _log = logging.getLogger("ltrscale")
 
 
@@ -64,7 +69,7 @@ def hold(url: str, *, only_left: bool = False) -> Iterator[tuple[str, ...]]:
     of another machine is watched until it is renewed or lapses.
 
     Yields:
-        The tokens of earlier holders that have not released it, for `leftovers.sweep` to remove their leftovers.
+        The tokens of earlier holders that have not released it, for `listing.sweep` to remove their leftovers.
 
     Raises:
         InputError: another job runs there, and this one should not wait.
@@ -142,9 +147,9 @@ class _Holder:
         if old:
             # until the rename, the lease there has the token that identifies the staged file
             left_with = _lease_in(old).get("token")
-            written = locks.swap(self.file, old, new, token=left_with if writers.is_token(left_with) else self.token)
+            written = swap(self.file, old, new, token=left_with if writers.is_token(left_with) else self.token)
         else:
-            written = locks.claim(self.file, new)
+            written = claim(self.file, new)
         if written:
             self._written = new
         return written
@@ -161,7 +166,7 @@ class _Holder:
     def release(self) -> None:
         """Release the directory unless another job has it; a lease that cannot be released lapses."""
         with contextlib.suppress(InputError, UnavailableError):
-            locks.swap(self.file, self._written, None)
+            swap(self.file, self._written, None)
 
 
 def _lease_in(data: bytes | None) -> dict[str, Any]:
@@ -219,3 +224,103 @@ def _tokens(lease: dict[str, Any]) -> tuple[str, ...]:
     """The tokens of a holder and of earlier ones that have not released the directory."""
     previous = lease.get("before")
     return (*(map(str, previous) if isinstance(previous, list) else ()), str(lease.get("token", "")))
+
+
+def claim(url: str, data: bytes) -> bool:
+    """Write a file only if none exists, without a temporary one on a local disk, so a kill may leave an empty file.
+
+    Returns whether its content is there now. An empty file counts as none.
+    """
+    if not is_local(url):
+        return swap(url, None, data)
+    path = local_path(url)
+    with exclusively(str(path.parent)), named_errors(url, "write", need=len(data)):
+        if current := files.read_if_there(url):
+            return current == data
+        try:
+            path.write_bytes(data)
+            files.flush(path)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        files.flush(path.parent)
+    return True
+
+
+def swap(url: str, old: bytes | None, new: bytes | None, *, token: str | None = None) -> bool:
+    """Replace `old` by `new` in one atomic step; None stands for no file. Returns whether `new` is there now.
+
+    Of several writers that start from the same `old`, one succeeds. A file that already has the content `new` counts as
+    written, because S3 may have stored it, lost the answer, and refused the retry. `token` as in `files.write_bytes`.
+    """
+    if not is_local(url):
+        return stores.swap_if_unchanged(url, old, new) or files.read_if_there(url) == new
+    with exclusively(str(local_path(url).parent)):
+        current = files.read_if_there(url)
+        if current == old != new:
+            if new is None:
+                files.remove(url)
+            else:
+                files.write_bytes(url, new, token=token)
+        return current in (old, new)
+
+
+@contextmanager
+def exclusively(folder: str) -> Iterator[None]:
+    """Keep all other processes of this machine out of a local directory's commits while the block runs.
+
+    The kernel locks the directory itself, and unlocks it when the holder dies. A nested block for the same thread and
+    directory takes no second lock. Remote stores use conditions instead.
+
+    Raises:
+        InputError: another process holds the lock for minutes.
+    """
+    path = local_path(folder).absolute()
+    locked: set[Path] = _locks.__dict__.setdefault("paths", set())
+    if path in locked:
+        yield
+        return
+    with named_errors(folder, "write"):
+        descriptor = _locked(path)
+    locked.add(path)
+    try:
+        yield
+    finally:
+        locked.discard(path)
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    """Make, open and lock a directory; returns the descriptor that holds the lock."""
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            if _is_locked(path, descriptor):
+                return descriptor
+            if time.monotonic() > deadline:
+                raise InputError(
+                    f"{path}: another process has been committing there for {_LOCK_S:.0f} s; "
+                    "wait for it, or end it where it hangs"
+                )
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+        time.sleep(_LOCK_POLL_S)
+
+
+def _is_locked(path: Path, descriptor: int) -> bool:
+    """Lock an open directory, unless another process has; returns whether the lock holds."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # a lock on a directory that was deleted or made again meanwhile keeps nobody out
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    except OSError as error:
+        if error.errno not in (errno.EBADF, errno.ENOTSUP, errno.ENOLCK, errno.EINVAL):
+            raise
+        stores.warn(str(path.anchor), f"{path}: this file system has no locks")
+        return True

@@ -15,8 +15,8 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
-from ltrscale.data.stream.cursor import Position
-from ltrscale.data.stream.parts import Run
+from ltrscale.data.stream.plan import Run
+from ltrscale.data.stream.windows import Position
 from ltrscale.draws import mix
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.ranker import Ranker

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.config import Strict, validate
-from ltrscale.data.stream.cursor import Position
+from ltrscale.data.stream.windows import Position
 from ltrscale.errors import InputError
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.feed import Account

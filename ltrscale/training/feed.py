@@ -22,9 +22,9 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import MicroBatches
-from ltrscale.data.stream.cursor import Position
 from ltrscale.data.stream.decoder import Decoder, group_ids
 from ltrscale.data.stream.readers import RowGroupReader
+from ltrscale.data.stream.windows import Position
 from ltrscale.draws import splitmix64
 from ltrscale.layout import Frame, Request, layout
 from ltrscale.runtime.workers import rank_and_world

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups
 from ltrscale.data.stream.batches import MicroBatches, StreamConfig
-from ltrscale.data.stream.cursor import Position
 from ltrscale.data.stream.plan import step_seed
+from ltrscale.data.stream.windows import Position
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.lengths import Frame

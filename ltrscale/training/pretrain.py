@@ -15,9 +15,8 @@ from torch import Tensor
 
 from ltrscale import bundle
 from ltrscale.config import Operational, overlay
-from ltrscale.data.dataset.periods import resolve_periods
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split
+from ltrscale.data.dataset.split import Split, resolve_periods
 from ltrscale.data.stream.batches import StreamConfig, check_batches
 from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig

@@ -11,11 +11,9 @@ from torch import Tensor, nn
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, by_kind
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.relevant import check_teaches, only_relevant
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.batches import StreamConfig
-from ltrscale.data.stream.weighing import check_weights
+from ltrscale.data.stream.batches import StreamConfig, check_weights
 from ltrscale.errors import InputError
 from ltrscale.models.ranker import AnyRanker, RankerScores, side_by_side
 from ltrscale.ranking.choices import METRICS, MetricName

@@ -11,10 +11,9 @@ from pydantic import Field
 
 from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views
 from ltrscale.config import Config, validate
-from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.manifest import Feature, matching
-from ltrscale.data.dataset.relevant import only_relevant
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.row_groups import Fold, fold_of
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits, Texts
 from ltrscale.data.stream.scored import DocumentScores
 from ltrscale.errors import InputError

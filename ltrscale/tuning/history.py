@@ -68,7 +68,7 @@ class History:
         Only the values of the space's keys may change; an `InputError` names the first other difference.
         """
         url, identity = join(self.url, _SEARCH), _as_stored(identity)
-        if storage.create_exclusively(url, _json_lines(identity)):
+        if storage.swap(url, None, _json_lines(identity)):
             return
         before = _identity_in(url)
         kept, wanted = _without_values(before), _without_values(identity)
@@ -103,14 +103,14 @@ class History:
         """Record that a trial begins, or restarts; an `InputError` if another process has already begun it."""
         storage.check_lease(self.url)
         url = join(self.folder(trial.number), _BEGUN)
-        if not storage.create_exclusively(url, _json_lines(trial.model_dump(mode="json", exclude={"result"}))):
+        if not storage.swap(url, None, _json_lines(trial.model_dump(mode="json", exclude={"result"}))):
             raise InputError(f"{url}: another process has begun this trial meanwhile; run one search at a time here")
 
     def end(self, number: int, result: Result) -> Result:
         """Record the result of a trial, unless it already has one; returns the recorded result."""
         storage.check_lease(self.url)
         url = join(self.folder(number), _ENDED)
-        created = storage.create_exclusively(url, _json_lines(result.model_dump(mode="json")))
+        created = storage.swap(url, None, _json_lines(result.model_dump(mode="json")))
         return result if created else _result_in(url)
 
     def result(self, number: int) -> Result | None:

@@ -10,8 +10,7 @@ import torch
 
 from ltrscale import bundle, storage
 from ltrscale.config import Config, Operational
-from ltrscale.data.dataset.periods import with_periods_named
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.origin import result_of
 from ltrscale.runtime.workers import ONE, Workers

@@ -8,16 +8,18 @@ from reference import click_models as oracle
 from ltrscale.arrays import Doubles
 from ltrscale.clicks import models
 from ltrscale.clicks.models import (
+    Cells,
     ClickModel,
     DocumentRatio,
     DynamicBayesian,
     PositionBasedModel,
     PositionRatio,
+    Sessions,
     UserBrowsing,
+    count,
     fit_product,
     perplexity,
 )
-from ltrscale.clicks.sessions import Cells, Sessions, count
 
 P = 4
 LIST = np.array([[3, 0, 2, 1]])
@@ -93,12 +95,12 @@ def test_em_never_lowers_the_likelihood_and_ends_at_its_maximum() -> None:
     pair, place = (part.ravel() for part in np.meshgrid(np.arange(8), np.arange(4), indexing="ij"))
     shown = rng.integers(20, 60, len(pair)).astype(float)
     clicked = rng.binomial(shown.astype(int), rng.uniform(0.2, 0.8, 8)[pair] * (1 / (place + 1))).astype(float)
-    fitted = fit_product(Cells(pair, place, shown, clicked), 8, 4, smoothing=0.0)
+    attraction_D1, examination_K = fit_product(Cells(pair, place, shown, clicked), 8, 4, smoothing=0.0)
     cells = list(zip(pair.tolist(), place.tolist(), shown.tolist(), clicked.tolist(), strict=True))
-    best = oracle.product_likelihood(cells, fitted.attraction_D1, fitted.examination_K)
+    best = oracle.product_likelihood(cells, attraction_D1, examination_K)
     for _ in range(300):
-        attraction = fitted.attraction_D1 * np.exp(0.05 * rng.normal(size=9))
-        examination = fitted.examination_K * np.exp(0.05 * rng.normal(size=4))
+        attraction = attraction_D1 * np.exp(0.05 * rng.normal(size=9))
+        examination = examination_K * np.exp(0.05 * rng.normal(size=4))
         assert oracle.product_likelihood(cells, attraction, examination) < best + 1e-3
 
 

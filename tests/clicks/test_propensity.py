@@ -10,6 +10,7 @@ from reference import click_models as oracle
 
 from ltrscale.arrays import Doubles
 from ltrscale.clicks import propensity
+from ltrscale.clicks.models import Cells, Sessions, count
 from ltrscale.clicks.propensity import (
     Estimate,
     _CellCurve,
@@ -24,7 +25,6 @@ from ltrscale.clicks.propensity import (
     slope_of,
     without,
 )
-from ltrscale.clicks.sessions import Cells, Sessions, count
 
 WITHIN = {0.0: 0.1, 0.5: 0.1, 1.0: 0.25, 2.0: 0.45}
 """The largest error of a logarithm of ten harvested propensities, by eta, from 18,000 lists of 300 queries."""

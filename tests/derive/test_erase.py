@@ -14,8 +14,8 @@ from preparing import prepare, rows_of
 from ltrscale import storage
 from ltrscale.data.columns import texts
 from ltrscale.data.dataset import writer
-from ltrscale.data.dataset.integrity import examine
 from ltrscale.data.dataset.manifest import Accounting, Dataset, open_dataset
+from ltrscale.data.dataset.preflight import examine
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.derive.erase import EraseJob, made_from_erased
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob

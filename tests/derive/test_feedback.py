@@ -26,7 +26,7 @@ from ltrscale.derive.rewrite import GroupBlock
 from ltrscale.derive.step import Changes, StepStart
 from ltrscale.draws import open_uniforms
 from ltrscale.errors import InputError
-from ltrscale.simulate.users import Cascade, PositionBased, _first_attracted, attraction, examination, highest_grade
+from ltrscale.simulate.users import Cascade, PositionBased, attraction, examination, highest_grade
 
 Make = Callable[..., GroupBlock]
 Run = Callable[..., list[tuple[GroupBlock, Changes]]]
@@ -231,7 +231,7 @@ def test_the_first_attracted_document_is_a_loop_over_positions() -> None:
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     attracted = rng.random(bounds[-1]) < 0.4
     positions = np.where(rng.random(bounds[-1]) < 0.2, np.nan, rng.permuted(np.arange(bounds[-1])) + 1.0)
-    found = _first_attracted(attracted, positions, bounds)
+    found = Cascade().clicks(np.where(attracted, 0.2, 0.8), np.full(len(attracted), 0.5), positions, bounds)
     for a, b in itertools.pairwise(bounds):
         candidates = [i for i in range(a, b) if attracted[i] and not np.isnan(positions[i])]
         expected = [min(candidates, key=lambda i: positions[i])] if candidates else []

@@ -19,8 +19,7 @@ from reference import matching as slow
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.origin import origins
-from ltrscale.derive.match import gather_statistics
-from ltrscale.derive.match_measures import MEASURES, TokenLists, collect, match_measures, merge
+from ltrscale.derive.match import MEASURES, TokenLists, collect, gather_statistics, match_measures, merge
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.derive.rewrite import read_groups
 from ltrscale.errors import InputError

@@ -19,9 +19,8 @@ from ltrscale.bundle import load
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
-from ltrscale.data.stream import weighing
-from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.weighing import check_weights
+from ltrscale.data.stream import batches
+from ltrscale.data.stream.batches import check_weights, iterate
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import evaluate
@@ -129,7 +128,7 @@ def test_weights_of_0_are_a_warning_before_training_with_the_remedy(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weighing, "_warnings", {})
+    monkeypatch.setattr(batches, "_weight_warnings", {})
     train = {name: select(splits_of(data).train, labelled=True) for name, data in datasets.items()}
     assert [check_weights(train[name]) for name in ("plain", "gain")] == ["", ""]
     with caplog.at_level("WARNING", logger="ltrscale"):
@@ -145,7 +144,7 @@ def test_weights_of_0_are_a_warning_before_training_with_the_remedy(
 def test_networks_are_warned_of_weights_that_they_train_on_and_of_no_others(
     datasets: dict[str, Dataset], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weighing, "_warnings", {})
+    monkeypatch.setattr(batches, "_weight_warnings", {})
     splits = splits_of(datasets["weights"])
     for name, debias in (("plain", None), ("weighed", {"kind": "weights"})):
         settings = {"loss": {"kind": "softmax"}, "debias": debias, "epochs": 1, "head_epochs": 1, "network": SMALL}

@@ -10,7 +10,7 @@ import torch
 
 from ltrscale import bundle
 from ltrscale.config import validate
-from ltrscale.data.dataset.labelled import Fold
+from ltrscale.data.dataset.row_groups import Fold
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate

@@ -12,8 +12,7 @@ from dataset_changes import add_period
 from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_disjoint
-from ltrscale.data.dataset.periods import resolve_periods, with_relative_named
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.split import Split, Splits, resolve_periods, with_relative_named
 from ltrscale.derive.relabel import RelabelConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob

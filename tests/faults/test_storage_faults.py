@@ -111,7 +111,7 @@ def test_what_is_written_and_read_through_faults_is_the_same(
     pq.write_table(table, tmp_path / "table", row_group_size=2_000)
     proxy.share, proxy.fault = share, fault
     commit(url, {"large": large, "table": (tmp_path / "table").read_bytes()}, version=1)
-    assert not storage.create_exclusively(storage.join(url, storage.MANIFEST), b"other")
+    assert not storage.swap(storage.join(url, storage.MANIFEST), None, b"other")
     manifest = storage.read_manifest(url)
     assert manifest is not None
     assert storage.read_verified(url, "large", manifest) == large
@@ -247,7 +247,7 @@ ACTIONS: dict[str, Callable[[str], Any]] = {
     "list": lambda url: storage.list_files(storage.join(url, "*")),
     "children": storage.children,
     "write": lambda url: storage.write_bytes(url, b"x"),
-    "create": lambda url: storage.create_exclusively(url, b"x"),
+    "create": lambda url: storage.swap(url, None, b"x"),
     "commit": lambda url: commit(url, {"a": b"x"}),
 }
 
@@ -339,9 +339,9 @@ def test_an_answer_lost_is_no_failure(proxy: FaultyProxy, url: str) -> None:
     path = storage.join(url, "file")
     first = once()
     proxy.match = lambda method, _: method == "PUT" and first()
-    assert storage.create_exclusively(path, b"ours")
+    assert storage.swap(path, None, b"ours")
     assert proxy.failed == 1
-    assert not storage.create_exclusively(path, b"theirs")
+    assert not storage.swap(path, None, b"theirs")
     assert storage.read_bytes(path) == b"ours"
     last = once()
     proxy.match = lambda method, to: method == "POST" and "uploadId" in to and last()
@@ -598,7 +598,7 @@ def test_a_full_disk_for_query_ids_is_one_line(small_disk: Path) -> None:
         seen.add(hashes)
 
 
-@pytest.mark.parametrize("write", [storage.write_bytes, storage.create_exclusively])
+@pytest.mark.parametrize("write", [storage.write_bytes, lambda url, data: storage.swap(url, None, data)])
 def test_a_file_without_room_leaves_nothing(small_disk: Path, write: Callable[[str, bytes], object]) -> None:
     with pytest.raises(InputError, match=r"deep/file: disk full: 3,145,728 bytes are needed, [\d,]+ are free in"):
         write(str(small_disk / "deep" / "file"), bytes(3 * MIB))

@@ -15,11 +15,11 @@ from preparing import prepare, rejected
 from token_columns import lists_of
 
 from ltrscale import storage
+from ltrscale.data.dataset.columns import TokenSummary
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.dataset.origin import prepare_settings_of, read_as
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.dataset.tokens import TokenSummary
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig

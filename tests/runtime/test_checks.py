@@ -16,7 +16,7 @@ from jobs.s3 import environment
 from jobs.verbs import command
 from ltrscale import storage
 from ltrscale.runtime import checks
-from ltrscale.storage import conditions
+from ltrscale.storage import stores
 from ltrscale.storage.files import below
 
 
@@ -159,7 +159,7 @@ def test_s3(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [line.level for line in lines] == ["ok"] * 3, lines
     assert not any(below(url)), "SeaweedFS keeps the directory"
 
-    monkeypatch.setitem(conditions._probed, ("tests", os.environ["AWS_ENDPOINT_URL"]), False)
+    monkeypatch.setitem(stores._probed, ("tests", os.environ["AWS_ENDPOINT_URL"]), False)
     careless = checks.store_conditions(url)
     assert (careless.level, careless.remedy.startswith("run one writer")) == ("warning", True)
     monkeypatch.setattr(storage, "clock_ahead_s", lambda _: -1000.0)

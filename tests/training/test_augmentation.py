@@ -13,7 +13,7 @@ from ltrscale import bundle
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.parts import spread
+from ltrscale.data.stream.plan import spread
 from ltrscale.errors import InputError
 from ltrscale.training.pretrain import PretrainConfig
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream
-from ltrscale.data.stream.parts import run_here
-from ltrscale.data.stream.plan import step_seed
+from ltrscale.data.stream.plan import run_here, step_seed
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.models.batch_norm import MicroBatchNorm

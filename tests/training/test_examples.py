@@ -9,8 +9,7 @@ import torch
 
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups, standardise_by_group
-from ltrscale.data.dataset.relevant import only_relevant
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError

@@ -11,7 +11,7 @@ import torch
 from jobs.bench.measure import apart
 from ltrscale.batch import QueryGroups
 from ltrscale.data.stream.batches import MicroBatches
-from ltrscale.data.stream.cursor import Position
+from ltrscale.data.stream.windows import Position
 from ltrscale.training.feed import Account, checksum, read_ahead
 
 CPU = torch.device("cpu")

@@ -13,8 +13,7 @@ from ltrscale import bundle
 from ltrscale.bundle import reference
 from ltrscale.config import kind_of, members
 from ltrscale.data.dataset.manifest import Feature, open_dataset
-from ltrscale.data.dataset.relevant import only_relevant
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError

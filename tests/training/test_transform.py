@@ -16,7 +16,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, parts_of, run_here
+from ltrscale.data.stream.plan import Part, Run, parts_of, run_here
 from ltrscale.draws import splitmix64
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.models.choices import NetworkConfig

@@ -20,7 +20,7 @@ from ltrscale.bundle.views import Projection, raw
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Splits
-from ltrscale.data.stream.parts import parts_of
+from ltrscale.data.stream.plan import parts_of
 from ltrscale.errors import InputError
 from ltrscale.trees import semi
 from ltrscale.trees.library import QuantisedConfig

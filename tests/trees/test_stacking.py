@@ -14,10 +14,9 @@ from labelled_groups import NAMES, Groups, WriteDataset, mean_ndcg, read, splits
 
 from ltrscale.batch import QueryGroups, rows_of
 from ltrscale.bundle import Bundle, load, views
-from ltrscale.data.dataset.labelled import Fold
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.relevant import only_relevant
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.row_groups import Fold
+from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import DocumentScores, score_selection

@@ -16,15 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.data.dataset.feature_column import as_lists
+from ltrscale.data.dataset.columns import as_lists
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.labelled import each_row_group, labelled_queries
 from ltrscale.data.dataset.manifest import Dataset, Feature
 from ltrscale.data.dataset.origin import origins
-from ltrscale.data.dataset.periods import SplitPart, check_in_order, resolve_periods, with_periods_named
-from ltrscale.data.dataset.relevant import check_teaches
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.row_groups import each_row_group, labelled_queries
+from ltrscale.data.dataset.selection import check_teaches, select
+from ltrscale.data.dataset.split import Split, SplitPart, Splits, check_in_order, resolve_periods, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 

@@ -5,6 +5,7 @@ Shapes: F files, F1 = F + 1 bounds, R row groups.
 
 import itertools
 import json
+import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from typing import Annotated, Any, NamedTuple, TypeVar, overload
@@ -151,7 +152,8 @@ class DataFiles(Columnar[DataFile]):
         paths, sha256 = table["path"].to_pylist(), table["sha256"].to_pylist()
         bytes_F, longest_F = table["bytes"].to_numpy(), table["longest"].to_numpy()
         counts_R3 = numbers.to_numpy().reshape(-1, len(Counts._fields))
-        files = cls(paths, _shared(table["period"]), bytes_F, sha256, longest_F, bounds_F1, counts_R3)
+        period_of = [*map(sys.intern, table["period"].to_pylist())]  # equal names share one object
+        files = cls(paths, period_of, bytes_F, sha256, longest_F, bounds_F1, counts_R3)
         files._check()
         return files
 
@@ -314,10 +316,3 @@ class DataFiles(Columnar[DataFile]):
                 lambda files, info: files.table().to_pylist() if info.mode == "json" else files, info_arg=True
             ),
         )
-
-
-def _shared(column: pa.ChunkedArray) -> list[str]:
-    """The texts of a column; equal texts share one object."""
-    coded = column.combine_chunks().dictionary_encode()
-    names = coded.dictionary.to_pylist()
-    return [names[i] for i in coded.indices.to_pylist()]

@@ -20,8 +20,8 @@ from pydantic import Field, model_validator
 from ltrscale import storage
 from ltrscale.arrays import Ints
 from ltrscale.config import Strict, validate
+from ltrscale.data.dataset.columns import TokenField, TokenSummary, Vocabulary
 from ltrscale.data.dataset.files import ADDITION, FILE, Counts, DataFiles, ListedPath, PeriodName
-from ltrscale.data.dataset.tokens import TokenField, TokenSummary, Vocabulary
 from ltrscale.errors import InputError, nearest
 from ltrscale.origin import Json, digest
 from ltrscale.progress import log
@@ -193,7 +193,7 @@ class Manifest(Strict):
 
     format: Literal["ltrscale-dataset"] = "ltrscale-dataset"
     version: Literal[1, 2] = 1
-    """2 where files may hold features as bytes (`feature_column`)."""
+    """2 where files may hold features as bytes (`columns`)."""
     features: tuple[Feature, ...]
     files: DataFiles
     """In order of periods and paths; those that the parts list are read with the data set."""
@@ -362,7 +362,12 @@ def read_dataset(url: str) -> Dataset:
             raise InputError(f"{url}: no data set is committed there (no manifest.json); make it with jobs.prepare")
         try:
             manifest = parse_dataset_manifest(values, storage.join(url, storage.MANIFEST))
-            return Dataset(url, _with_files_of_parts(url, manifest))
+            if manifest.parts:
+                files = DataFiles.joined([*(_files_of(url, part) for part in manifest.parts), manifest.files])
+                if len({*files.paths}) < len(files):
+                    raise InputError(f"{url}: its manifest lists a file twice; do not use the directory, make it again")
+                manifest = manifest.model_copy(update={"files": files})
+            return Dataset(url, manifest)
         except InputError:  # an addition may have replaced a part by a longer one
             if attempt + 1 == _READS or storage.read_manifest(url) == values:
                 raise
@@ -391,13 +396,3 @@ def _files_of(url: str, part: ManifestPart) -> DataFiles:
     except (ValueError, KeyError, pa.ArrowException) as error:
         place = storage.join(url, part.path)
         raise InputError(f"{place}: {error}; do not use the directory, make it again") from error
-
-
-def _with_files_of_parts(url: str, manifest: Manifest) -> Manifest:
-    """Add the files of its parts to a manifest."""
-    if not manifest.parts:
-        return manifest
-    files = DataFiles.joined([*(_files_of(url, part) for part in manifest.parts), manifest.files])
-    if len({*files.paths}) < len(files):
-        raise InputError(f"{url}: its manifest lists a file twice; do not use the directory, make it again")
-    return manifest.model_copy(update={"files": files})

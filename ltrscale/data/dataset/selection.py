@@ -1,7 +1,7 @@
 """Resolve a split to the data to read: row groups, and the labelled groups of them that are kept.
 
 This needs only the manifests. No data file is opened, except for labels where a split counts groups with a relevant
-document.
+document, or where only groups that can teach or test an order are wanted.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -13,16 +13,21 @@ import numpy as np
 
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints
+from ltrscale.data.dataset.columns import (
+    LABELS,
+    LabelWeights,
+    Owner,
+    TokenField,
+    Vocabulary,
+    goal_column,
+    label_weights,
+)
 from ltrscale.data.dataset.files import DataFiles
-from ltrscale.data.dataset.goals import LABELS, LabelWeights, goal_column, label_weights
-from ltrscale.data.dataset.labelled import keep_fold, relevant_in
 from ltrscale.data.dataset.manifest import Feature, matching, open_dataset, places
 from ltrscale.data.dataset.origin import read_as
-from ltrscale.data.dataset.periods import SplitPart, resolve_periods
-from ltrscale.data.dataset.row_groups import FilesToRead, PartToRead, RowGroup, RowGroups
+from ltrscale.data.dataset.row_groups import FilesToRead, PartToRead, RowGroup, RowGroups, keep_fold, relevant_in
 from ltrscale.data.dataset.scores import SCORES, find_scores
-from ltrscale.data.dataset.split import Split
-from ltrscale.data.dataset.tokens import Owner, TokenField, Vocabulary, shared
+from ltrscale.data.dataset.split import Split, SplitPart, resolve_periods
 from ltrscale.draws import among_first, permutation
 from ltrscale.errors import InputError, suggestion
 from ltrscale.origin import Json, digest
@@ -320,9 +325,14 @@ def _kept_features(features: tuple[Feature, ...], split: Split) -> tuple[Feature
 
 
 def _tokens(parts: Sequence[SplitPart]) -> tuple[tuple[TokenField, ...], Vocabulary | None]:
-    """The token fields that all data sets have, with their one vocabulary."""
-    fields = shared([(part.dataset.manifest.tokens, part.dataset.manifest.vocabulary) for part in parts])
-    return fields, parts[0].dataset.manifest.vocabulary if fields else None
+    """The token fields that all data sets have, with their one vocabulary; none if they have several."""
+    manifests = [part.dataset.manifest for part in parts]
+    vocabulary = manifests[0].vocabulary if manifests else None
+    if vocabulary is None or not all(vocabulary.same_as(manifest.vocabulary) for manifest in manifests):
+        return (), None
+    columns = [{field.column for field in manifest.tokens} for manifest in manifests]
+    fields = tuple(f for f in manifests[0].tokens if all(f.column in of_one for of_one in columns))
+    return fields, vocabulary if fields else None
 
 
 def _kept_groups(split: Split, row_groups: RowGroups, where: str, weights: LabelWeights) -> Bools | None:
@@ -362,3 +372,68 @@ def _size(split: Split, n: int, row_groups: Sequence[RowGroup], where: str, weig
 
 def _name(split: Split) -> str:
     return f"{', '.join(split.data)} (periods: {', '.join(split.periods or ('all',))})"
+
+
+def only_relevant(selection: Selection) -> Selection:
+    """The labelled groups of a selection that have a relevant document; metrics are defined on no others.
+
+    In a log of purchases most groups have none, and need not be read again and again. A selection without any such
+    group, or with scores as labels, is returned unchanged.
+
+    Raises:
+        InputError: a file cannot be read, or has other groups than its manifest lists.
+    """
+    if selection.reads_scores:
+        return selection
+    relevant_queries = relevant_in(selection.row_groups, selection.label_weights)
+    of_served = [
+        relevant_Q[selection.kept(row_group)]
+        for row_group, relevant_Q in zip(selection.row_groups, relevant_queries, strict=True)
+    ]
+    relevant = np.concatenate(of_served)
+    return selection.taking(relevant) if relevant.any() else selection
+
+
+def at_most(selection: Selection, n: int, *parts: int | str) -> Selection:
+    """All labelled groups of a selection if there are at most n, else a random sample of n, seeded by `parts`.
+
+    A smaller split would not do: it deals its folds within the sample, which contains groups of other folds.
+    """
+    if selection.n_groups <= n:
+        return selection
+    return selection.taking(among_first(selection.n_groups, n, *parts))
+
+
+def check_teaches(selection: Selection, name: str) -> None:
+    """Raise an `InputError` if `nothing_to_learn` finds that no served labelled group teaches an order."""
+    if wrong := nothing_to_learn(selection):
+        remedy = "check which columns prepare takes as the query and the label, or name more periods or labels"
+        raise InputError(f"{name}: {wrong}; {remedy}")
+
+
+def nothing_to_learn(selection: Selection) -> str:
+    """Explain why no order can be learnt: no served labelled group has two labels, one above 0; "" if one has.
+
+    It reads labels until it finds one. Scores that serve as labels are assumed to differ.
+    """
+    if selection.reads_scores:
+        return ""
+
+    def some(*, differing: bool) -> bool:
+        return any(
+            (
+                relevant_in([row_group], selection.label_weights, differing=differing)[0] & selection.kept(row_group)
+            ).any()
+            for row_group in selection.row_groups
+        )
+
+    if some(differing=True):
+        return ""
+    groups, row_groups = f"its {selection.n_groups:,} labelled groups", selection.row_groups
+    if not some(differing=False):
+        wrong = f"all labels of {groups} are 0"
+    elif (row_groups.documents_R == row_groups.groups_R).all():
+        wrong = f"each of {groups} has one document, as where the query is the id of a row"
+    else:
+        wrong = f"the documents of each of {groups} have one label"
+    return f"{wrong}, so there is nothing to learn or to choose by"

@@ -35,18 +35,16 @@ import pyarrow.parquet as pq
 
 from ltrscale import storage
 from ltrscale.arrays import Bools, Ints, offsets
-from ltrscale.data.dataset.feature_column import FEATURES, as_bytes
+from ltrscale.data.dataset.columns import FEATURES, GOAL, as_bytes, token_bytes
 from ltrscale.data.dataset.files import ADDITION, FILE, FILE_SCHEMA, QUARANTINE, Counts, DataFile, DataFiles
-from ltrscale.data.dataset.goals import GOAL
 from ltrscale.data.dataset.manifest import ADDED, Manifest, ManifestPart
-from ltrscale.data.dataset.tokens import token_bytes
 from ltrscale.origin import as_text
 
 MIN_ROW_GROUPS = 64
 ROW_GROUP_BYTES, FILE_BYTES = 8 << 20, 256 << 20
 """Small enough to shuffle and share among workers; large enough for few requests to object storage."""
 Compression = Literal["zstd", "lz4", "none", "lz4_bytes"]
-"""The codec of data files; with `lz4_bytes` their features are bytes instead of lists (`feature_column`)."""
+"""The codec of data files; with `lz4_bytes` their features are bytes instead of lists (`columns`)."""
 _SMALLEST = 64 << 10
 _BUFFERS_BYTES = 256 << 20
 _OPEN_FILES = 64

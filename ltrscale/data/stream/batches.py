@@ -13,7 +13,7 @@ Shapes: Q groups, Q1 = Q + 1 offsets.
 
 import itertools
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
@@ -29,16 +29,19 @@ from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
-from ltrscale.data.stream.cursor import Budget, Cursor, Position
-from ltrscale.data.stream.decoder import Decoder, Memory
-from ltrscale.data.stream.disk_cache import cached
-from ltrscale.data.stream.readers import RowGroupReader, read_direct
-from ltrscale.data.stream.repeats import Repeat, mean_repeats, survey_repeats
-from ltrscale.data.stream.windows import Window, regroup
+from ltrscale.data.stream.decoder import Decoder, Memory, Repeat, mean_repeats, survey_repeats
+from ltrscale.data.stream.readers import RowGroupReader, cached, read_direct
+from ltrscale.data.stream.windows import Budget, Cursor, Position, Window, regroup
 from ltrscale.errors import InputError
 from ltrscale.progress import log
 
 _UNLIMITED = 1 << 62
+_MOST_LABELS = 64
+"""With more distinct labels, they are not grades, and it means nothing if all documents of a label have weight 0."""
+_WEIGHTS_REMEDY = (
+    "such a document has no part in training; if the weight is what a document is worth, such as its revenue, map it "
+    "as columns.gain in prepare, not columns.weights, and measure it by evaluate.gains: column"
+)
 
 
 class StreamConfig(Config):
@@ -244,27 +247,23 @@ class GroupStream:
             yield MicroBatches(micro_batches, {c: cursor.position for c, cursor in cursors.items()})
 
     def _windows(self, epoch: int) -> dict[int, list[_PlannedWindow]]:
+        config = self.config
         windows: dict[int, list[_PlannedWindow]] = {c: [] for c in self.streams}
         values_R = self.selection.row_groups.documents_R * len(self.selection.features)
         for number in range(epoch * self.passes, (epoch + 1) * self.passes):
-            dealt = self._dealt(number)
+            dealt = plan.canonical_streams(
+                # at least 1 each, so that row groups served rarely or never still spread over the streams
+                np.maximum(1, self._documents_R),
+                seed=config.seed,
+                epoch=number,
+                key=self.selection.hash,
+                streams=config.streams,
+                shuffle=config.shuffle,
+            )
             for c in self.streams:
-                of_pass = plan.windows(dealt[c].tolist(), self.config.window, values=lambda r: int(values_R[r]))
+                of_pass = plan.windows(dealt[c].tolist(), config.window, values=lambda r: int(values_R[r]))
                 windows[c] += [_PlannedWindow(number, w, row_groups) for w, row_groups in enumerate(of_pass)]
         return windows
-
-    def _dealt(self, number: int) -> list[Ints]:
-        """The numbers of the row groups of each canonical stream in a pass."""
-        config = self.config
-        return plan.canonical_streams(
-            # at least 1 each, so that row groups served rarely or never still spread over the streams
-            np.maximum(1, self._documents_R),
-            seed=config.seed,
-            epoch=number,
-            key=self.selection.hash,
-            streams=config.streams,
-            shuffle=config.shuffle,
-        )
 
     def _read(
         self, windows: Mapping[int, Sequence[_PlannedWindow]], start: Mapping[int, Position]
@@ -360,3 +359,54 @@ def first_groups(selection: Selection, documents: int) -> QueryGroups:
         if sum(each.n_documents for each in parts) >= documents:
             break
     return QueryGroups.concat(parts)
+
+
+_weight_warnings: dict[tuple[str, int], str] = {}
+"""Warnings by hash and number of groups, so that data are read and a warning logged once per process."""
+
+
+def check_weights(selection: Selection) -> str:
+    """Warn where weights are 0 for most documents, or for all documents of one label; returns the warning, or "".
+
+    It reads only the labels and weights of the labelled groups that are served. Call it before a training that
+    multiplies by weights. Scores that serve as labels are not grades, and are not checked.
+
+    Raises:
+        InputError: all weights are 0, or one is negative or infinite, in a data set that prepare did not check.
+    """
+    key = selection.hash, selection.n_groups
+    if key not in _weight_warnings:
+        _weight_warnings[key] = "" if selection.reads_scores else _read_weights(selection)
+        if _weight_warnings[key]:
+            log.warning("weights: %s; %s", _weight_warnings[key], _WEIGHTS_REMEDY)
+    return _weight_warnings[key]
+
+
+def _read_weights(selection: Selection) -> str:
+    documents, zeros = Counter[float](), Counter[float]()
+    for groups in iterate(replace(selection, features=(), tokens=()), docs_per_batch=1 << 16):
+        if groups.weights_N is None:
+            return ""
+        assert groups.labels_N is not None
+        documents.update(groups.labels_N.tolist())
+        zeros.update(groups.labels_N[groups.weights_N == 0].tolist())
+        if bool((bad_N := (groups.weights_N < 0) | groups.weights_N.isinf()).any()):
+            value = groups.weights_N[bad_N][0].item()
+            raise InputError(f"train: a document has weight {value:g}; prepare the data again, which rejects such rows")
+    if zeros.total() == documents.total():
+        raise InputError(
+            f"train: all {zeros.total():,} documents have weight 0, so there is nothing to learn; {_WEIGHTS_REMEDY}"
+        )
+    return _zero_weights(documents, zeros)
+
+
+def _zero_weights(documents: Counter[float], zeros: Counter[float]) -> str:
+    """What is wrong with weights, from the documents and zero-weight documents of each label; "" if nothing is."""
+    grades = sorted(zeros) if len(documents) <= _MOST_LABELS else []
+    whole = [label for label in grades if zeros[label] == documents[label]]
+    total, without = documents.total(), zeros.total()
+    if 2 * without <= total and not whole:
+        return ""
+    text = f"{without:,} of {total:,} documents ({without / total:.1%}) have weight 0"
+    among = " and ".join(f"all {zeros[label]:,} of label {label:g}" for label in whole)
+    return f"{text}, among them {among}" if whole else text

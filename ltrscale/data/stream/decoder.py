@@ -1,26 +1,32 @@
 """Turn tables of row groups into windows: decode, check against the manifest, keep in memory.
 
+A column of the data set may say how many times its query groups are served per epoch.
+
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows of the tables (all groups, also those not served).
 """
 
+import json
 from collections.abc import Sequence
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
 
-from ltrscale.arrays import Floats, Ints, offsets, runs
+from ltrscale.arrays import Doubles, Floats, Ints, offsets, runs
+from ltrscale.config import Config
+from ltrscale.data.columns import is_number, texts, value_type, without_dictionary
 from ltrscale.data.dataset import scores
-from ltrscale.data.dataset.feature_column import laid_out
-from ltrscale.data.dataset.goals import GOAL, goal_column, weighed
+from ltrscale.data.dataset.columns import GOAL, LISTS, TokenField, from_columns, goal_column, laid_out, weighed
 from ltrscale.data.dataset.manifest import Feature, stored_places
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import Selection
-from ltrscale.data.dataset.tokens import LISTS, TokenField
-from ltrscale.data.stream.readers import PREPARE_AGAIN
-from ltrscale.data.stream.windows import TokenRows, Window
-from ltrscale.errors import InputError
+from ltrscale.data.stream.readers import PREPARE_AGAIN, RowGroupReader, column_names
+from ltrscale.data.stream.windows import Window
+from ltrscale.errors import InputError, nearest
 
 _OPTIONAL = ("weights", "positions", "gains")
 _LABELS_REMEDY = "set the split's labels to `labels`, or name a data set that was relabelled as a whole"
@@ -113,15 +119,24 @@ class Decoder:
         tables: Sequence[pa.Table],
         rows_Q: Ints,
         lengths_Q: Ints,
-    ) -> TokenRows:
-        """The tokens of a field, checked against the vocabulary."""
+    ) -> pa.ListArray:
+        """The lists of tokens of some groups, or of their documents, checked against the vocabulary."""
         assert self.selection.vocabulary is not None
+        columns = [_concat(tables, column) for column in key.columns]
         try:
-            rows = _decoded_tokens(key, [_concat(tables, column) for column in key.columns], rows_Q, lengths_Q)
-            _check_ids(rows, self.selection.vocabulary.size)
+            if any(column.type != LISTS or column.null_count or column.values.null_count for column in columns):
+                raise ValueError("it must have a list of int32 in every row")
+            if key.of == "query":
+                lists = columns[0].take(pa.array(rows_Q))
+            else:
+                documents_R = pc.list_value_length(columns[1]).to_numpy()
+                if not np.array_equal(documents_R[rows_Q], lengths_Q):
+                    raise ValueError("it does not have one list of tokens for each document")
+                lists = from_columns(*columns).take(pa.array(runs(offsets(documents_R)[rows_Q], lengths_Q)))
+            _check_ids(lists.flatten().to_numpy(), self.selection.vocabulary.size)
         except ValueError as error:
             raise mismatch(row_groups[0], f"column {key.column!r} cannot be used: {error}") from error
-        return rows
+        return lists
 
     def _check_types(self, row_group: RowGroup, table: pa.Table) -> None:
         types = {field.name: field.type for field in table.schema if field.name in self.columns}
@@ -262,33 +277,10 @@ def _values(row_group: RowGroup, name: str, lists: pa.ListArray) -> Floats:
     return values
 
 
-def _decoded_tokens(field: TokenField, columns: Sequence[pa.ListArray], rows_Q: Ints, lengths_Q: Ints) -> TokenRows:
-    """The token lists of some groups, or of their documents, from the columns of a field."""
-    if any(column.type != LISTS or column.null_count or column.values.null_count for column in columns):
-        raise ValueError("it must have a list of int32 in every row")
-    ids, starts_R1 = columns[0], columns[0].offsets.to_numpy().astype(np.int64)
-    ids_T: NDArray[np.int32] = ids.values.to_numpy()
-    groups = TokenRows(ids_T, starts_R1[:-1], np.diff(starts_R1)).take(rows_Q)
-    if field.of == "query":
-        return groups
-    of_documents = columns[1].offsets.to_numpy().astype(np.int64)
-    documents = TokenRows(columns[1].values.to_numpy(), of_documents[:-1], np.diff(of_documents)).take(rows_Q)
-    if not np.array_equal(documents.lengths_R, lengths_Q):
-        raise ValueError("it does not have one list of tokens for each document")
-    lengths_N = documents.copied().ids_T.astype(np.int64)
-    bounds_N1 = offsets(lengths_N)
-    firsts_Q = bounds_N1[np.cumsum(lengths_Q) - lengths_Q]
-    if (lengths_N < 0).any() or not np.array_equal(bounds_N1[np.cumsum(lengths_Q)] - firsts_Q, groups.lengths_R):
-        raise ValueError("the lengths of its lists do not add up to the tokens of a group")
-    starts_N = np.repeat(groups.starts_R - firsts_Q, lengths_Q) + bounds_N1[:-1]
-    return TokenRows(ids_T, starts_N, lengths_N)
-
-
-def _check_ids(rows: TokenRows, size: int) -> None:
-    """Check that token ids are below `size`; this also covers some tokens that no row uses."""
-    if len(rows.ids_T) and (int(rows.ids_T.min()) < 0 or int(rows.ids_T.max()) >= size):
-        bad_id = rows.ids_T[(rows.ids_T < 0) | (rows.ids_T >= size)][0]
-        raise ValueError(f"token {bad_id} is not in the vocabulary of {size:,}")
+def _check_ids(ids_T: NDArray[np.int32], size: int) -> None:
+    bad_T = (ids_T < 0) | (ids_T >= size)
+    if bad_T.any():
+        raise ValueError(f"token {ids_T[bad_T][0]} is not in the vocabulary of {size:,}")
 
 
 class Memory:
@@ -311,3 +303,95 @@ def memory_for(selection: Selection, gigabytes: float) -> Memory | None:
     of_tokens = sum(key.max_tokens for key in selection.tokens if key.of == "document")  # at most
     size = 4 * selection.n_documents * (len(selection.features) + of_tokens)
     return Memory(selection) if selection.labelled and size <= 1e9 * gigabytes else None
+
+
+_MOST_TIMES = 1000.0
+"""The largest mean number of times per epoch for a group; a larger value suggests the wrong column."""
+
+
+def _text_keys(times: Any) -> Any:
+    """Convert keys to text in YAML's spelling: `{1: 2}` has a number as key."""
+    if not isinstance(times, dict):
+        return times
+    return {key if isinstance(key, str) else json.dumps(key): value for key, value in times.items()}
+
+
+_Times = Annotated[float, Field(ge=0, le=_MOST_TIMES)]
+
+
+class Repeat(Config):
+    """Times that a query group is served per epoch, by a column of the data set (SUN23 repeats frequent queries).
+
+    A fraction is the probability of one more time: 2.3 means twice, and a third time with probability .3.
+    """
+
+    by: str = Field(pattern="^meta_.")
+    """Column with one value per group: its number of times, or its class, a key of `times`."""
+    times: Annotated[dict[str, _Times], BeforeValidator(_text_keys)] = Field(default_factory=dict)
+    """Number of times for each class; groups of other classes are served once. Empty: the column has the numbers."""
+
+
+def mean_repeats(row_group: RowGroup, table: pa.Table, repeat: Repeat) -> Doubles:
+    """The number of times that each row of a table is served per epoch on average, shape [R].
+
+    Raises:
+        InputError: the column is missing, or must have the numbers of times and does not.
+    """
+    if repeat.by not in table.column_names:
+        raise InputError(f"{row_group.file.url}: no column {repeat.by!r}; {_nearest_meta(row_group, repeat.by)}")
+    if repeat.times:
+        return np.array([repeat.times.get(name, 1.0) for name in _classes(table, repeat).to_pylist()])
+    column = table.column(repeat.by).combine_chunks()
+    if not is_number(value_type(column.type)):
+        remedy = "say under stream.repeat.times how often each of its values is served"
+        raise mismatch(row_group, f"column {repeat.by!r} is {column.type} and no number", remedy)
+    values = without_dictionary(column).cast(pa.float64(), safe=False)
+    times_R: Doubles = values.fill_null(np.nan).to_numpy(zero_copy_only=False)
+    bad_R = ~((times_R >= 0) & (times_R <= _MOST_TIMES))  # NaN too
+    if bad_R.any():
+        row = int(bad_R.argmax())
+        problem = f"column {repeat.by!r} of query group {table.column('gid')[row]} is {values[row].as_py()}"
+        raise mismatch(
+            row_group, problem, f"it must be from 0 to {_MOST_TIMES:,.0f}, or a class named under stream.repeat.times"
+        )
+    return times_R
+
+
+def survey_repeats(selection: Selection, repeat: Repeat, reader: RowGroupReader) -> Doubles:
+    """Read the column of a whole selection: the mean number of times over each row group's served groups, shape [R].
+
+    Raises:
+        InputError: the column cannot be used, a class named in `times` occurs nowhere, or no group would be served.
+    """
+    decoder = Decoder(selection, documents=False)
+    tables = reader(selection.row_groups, [*decoder.columns, repeat.by])
+    means: list[float] = []
+    classes: set[str] = set()
+    for row_group, table in zip(selection.row_groups, tables, strict=True):
+        rows_Q = decoder.served_rows([row_group], [table])
+        means.append(float(mean_repeats(row_group, table, repeat)[rows_Q].mean()))
+        if repeat.times:
+            classes.update(_classes(table, repeat).drop_null().unique().to_pylist())
+    for name in repeat.times:
+        if name not in classes:
+            closest = nearest(name, sorted(classes))
+            hint = f"the nearest is {closest!r}" if closest is not None else "it is empty"
+            raise InputError(f"stream.repeat.times: column {repeat.by!r} has no value {name!r}; {hint}")
+    if not any(means):
+        raise InputError(f"stream.repeat: by {repeat.by!r} no query group is served; raise some of its times above 0")
+    return np.array(means)
+
+
+def _classes(table: pa.Table, repeat: Repeat) -> pa.StringArray:
+    return texts(table.column(repeat.by).combine_chunks())[0]
+
+
+def _nearest_meta(row_group: RowGroup, name: str) -> str:
+    """The most similar column of a file, as the end of an error message."""
+    names = column_names(row_group.file.url)
+    closest = nearest(name, [column for column in names if column.startswith("meta_")])
+    return (
+        f"the nearest is {closest!r}"
+        if closest
+        else "the data set has no meta_* column; prepare it with `columns.meta`"
+    )

@@ -1,63 +1,27 @@
 """Windows: query groups of some row groups, as views of Arrow's buffers until a micro-batch copies them.
 
+A cursor cuts a canonical stream of windows into micro-batches, from any position.
+
 Shapes: N documents, Q groups, Q1 = Q + 1 offsets, R rows (queries or documents), R1 = R + 1 offsets, M taken groups or
 rows, T tokens.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles, Floats, Ints, offsets, runs
 from ltrscale.batch import QueryGroups, Tokens
-from ltrscale.data.dataset.goals import GOAL
-from ltrscale.data.dataset.tokens import Owner, TokenField
+from ltrscale.data.dataset.columns import GOAL, Owner, TokenField
 
 Scalar = TypeVar("Scalar", bound=np.generic)
-
-
-@dataclass(frozen=True)
-class TokenRows:
-    """Token lists of rows: row r has `ids_T[starts_R[r] : starts_R[r] + lengths_R[r]]`."""
-
-    ids_T: NDArray[np.int32]
-    starts_R: Ints
-    lengths_R: Ints
-
-    def take(self, rows_M: Ints) -> "TokenRows":
-        """These rows, in this order, without copying tokens."""
-        return TokenRows(self.ids_T, self.starts_R[rows_M], self.lengths_R[rows_M])
-
-    def part(self, first: int, last: int) -> "TokenRows":
-        """The rows `first` to `last`, exclusive."""
-        return TokenRows(self.ids_T, self.starts_R[first:last], self.lengths_R[first:last])
-
-    def copied(self) -> "TokenRows":
-        """The same rows with a compact copy of their own tokens."""
-        index_T = runs(self.starts_R, self.lengths_R)
-        return TokenRows(self.ids_T[index_T], offsets(self.lengths_R)[:-1], self.lengths_R)
-
-    @staticmethod
-    def joined(parts: Sequence["TokenRows"]) -> "TokenRows":
-        """The rows of all parts, concatenated."""
-        first = np.cumsum([0, *(len(part.ids_T) for part in parts[:-1])])
-        return TokenRows(
-            np.concatenate([part.ids_T for part in parts]),
-            np.concatenate([part.starts_R + start for part, start in zip(parts, first.tolist(), strict=True)]),
-            np.concatenate([part.lengths_R for part in parts]),
-        )
-
-    @staticmethod
-    def to_batch(parts: Sequence["TokenRows"]) -> Tokens:
-        """The rows of all parts as tensors: the only copy of tokens in a stream."""
-        whole = TokenRows.joined([part.copied() for part in parts]) if len(parts) > 1 else parts[0].copied()
-        offsets_R1 = offsets(whole.lengths_R)
-        return Tokens(torch.from_numpy(whole.ids_T), torch.from_numpy(offsets_R1))
 
 
 @dataclass(frozen=True)
@@ -75,39 +39,36 @@ class Window:
     columns_N: dict[str, Floats]
     mean_times_Q: Doubles | None = None
     """The mean number of times that each group is served per epoch, if a column sets it."""
-    tokens: Mapping[TokenField, TokenRows] = field(default_factory=dict)
-    """Token lists of queries and documents, views like `features`."""
+    tokens: Mapping[TokenField, pa.ListArray] = field(default_factory=dict)
+    """The lists of tokens of each query or document, copies of the served ones."""
 
     @property
     def tokens_Q(self) -> Ints:
         """Token counts of each group as pairs: its documents' tokens, and its query's tokens once per document."""
         lengths_Q = np.diff(self.offsets_Q1)
         total_Q = np.zeros(len(lengths_Q), np.int64)
-        for key, rows in self.tokens.items():
-            if key.of == "query":
-                total_Q += rows.lengths_R * lengths_Q
-            else:
-                ends_N1 = offsets(rows.lengths_R)
-                total_Q += np.diff(ends_N1[self.offsets_Q1])
+        for key, lists in self.tokens.items():
+            lengths_R = pc.list_value_length(lists).to_numpy()
+            total_Q += lengths_R * lengths_Q if key.of == "query" else np.diff(offsets(lengths_R)[self.offsets_Q1])
         return total_Q
 
     def take(self, groups_M: Ints) -> "Window":
         """The groups with these numbers, in this order; a number may repeat."""
         lengths_M = np.diff(self.offsets_Q1)[groups_M]
         rows_N = runs(self.offsets_Q1[groups_M], lengths_M)
+        rows_of = {"query": pa.array(groups_M), "document": pa.array(rows_N)}
         return Window(
             None if self.ids_Q is None else self.ids_Q[groups_M],
             offsets(lengths_M),
             [self.features[group] for group in groups_M.tolist()],
             {name: column_N[rows_N] for name, column_N in self.columns_N.items()},
             None if self.mean_times_Q is None else self.mean_times_Q[groups_M],
-            {key: rows.take(groups_M if key.of == "query" else rows_N) for key, rows in self.tokens.items()},
+            {key: lists.take(rows_of[key.of]) for key, lists in self.tokens.items()},
         )
 
     def copied(self) -> "Window":
         """A copy of the groups that frees Arrow's buffers, which may hold many more."""
-        copies = {key: rows.copied() for key, rows in self.tokens.items()}
-        return replace(self, features=[view.copy() for view in self.features], tokens=copies)
+        return replace(self, features=[view.copy() for view in self.features])
 
     @staticmethod
     def joined(windows: Sequence["Window"]) -> "Window":
@@ -121,7 +82,7 @@ class Window:
             list(itertools.chain.from_iterable(window.features for window in windows)),
             columns_N,
             _concatenated([window.mean_times_Q for window in windows]),
-            {key: TokenRows.joined([window.tokens[key] for window in windows]) for key in windows[0].tokens},
+            {key: pa.concat_arrays([window.tokens[key] for window in windows]) for key in windows[0].tokens},
         )
 
 
@@ -167,12 +128,14 @@ def assemble(cuts: Sequence[Cut], n_features: int) -> QueryGroups:
 
 def _tokens(cuts: Sequence[Cut], owner: Owner) -> dict[str, Tokens]:
     """The tokens of the queries or documents of some groups, by field name."""
-    ends = [(first, last) if owner == "query" else window.offsets_Q1[[first, last]] for window, first, last in cuts]
-    return {
-        key.name: TokenRows.to_batch([cut.window.tokens[key].part(*rows) for cut, rows in zip(cuts, ends, strict=True)])
-        for key in cuts[0].window.tokens
-        if key.of == owner
-    }
+    bounds = [(a, b) if owner == "query" else window.offsets_Q1[[a, b]] for window, a, b in cuts]
+    found = {}
+    for key in (key for key in cuts[0].window.tokens if key.of == owner):
+        parts = [cut.window.tokens[key].slice(a, b - a) for cut, (a, b) in zip(cuts, bounds, strict=True)]
+        lengths_R = np.concatenate([pc.list_value_length(part).to_numpy() for part in parts])
+        ids_T = np.concatenate([part.flatten().to_numpy() for part in parts])
+        found[key.name] = Tokens(torch.from_numpy(ids_T), torch.from_numpy(offsets(lengths_R)))
+    return found
 
 
 def regroup(window: Window, order_N: Ints, n_features: int) -> Window:
@@ -189,6 +152,66 @@ def regroup(window: Window, order_N: Ints, n_features: int) -> Window:
     for name, column_N in window.columns_N.items():
         columns_N[name][order_N] = column_N
     features = [values_NF[first:last].reshape(-1) for first, last in bounds]
-    back_N = np.argsort(order_N)
-    of_documents = {key: rows.take(back_N) for key, rows in window.tokens.items() if key.of == "document"}
+    back_N = pa.array(np.argsort(order_N))
+    of_documents = {key: lists.take(back_N) for key, lists in window.tokens.items() if key.of == "document"}
     return replace(window, ids_Q=None, features=features, columns_N=columns_N, tokens=of_documents)
+
+
+class Position(NamedTuple):
+    """A position in a canonical stream: the next group is number `group` of window `window`, in the order served.
+
+    Windows count over all passes of an epoch. In JSON it is a list of two integers; `Position(*values)` restores it.
+    """
+
+    window: int = 0
+    group: int = 0
+
+
+class Budget(NamedTuple):
+    """The most that a micro-batch may hold."""
+
+    documents: int
+    groups: int
+    tokens: int
+
+
+class Cursor:
+    """A position in one canonical stream, which `take` advances."""
+
+    def __init__(self, next_window: Callable[[], Window], windows: int, start: Position, n_features: int) -> None:
+        self.position = start
+        self._next_window, self._windows, self._n_features = next_window, windows, n_features
+        self._window: Window | None = None
+        self._sizes: list[Ints] = []
+
+    @property
+    def ended(self) -> bool:
+        """Whether all windows are used up."""
+        return self.position.window >= self._windows
+
+    def take(self, budget: Budget) -> QueryGroups | None:
+        """The next groups within the budget, at least one; None at the stream's end."""
+        cuts: list[Cut] = []
+        while min(budget) > 0 and not self.ended:
+            if self._window is None:
+                self._window = window = self._next_window()
+                # cumulative documents, groups and tokens, as in a budget
+                self._sizes = [window.offsets_Q1, np.arange(len(window.offsets_Q1)), offsets(window.tokens_Q)]
+            number, first = self.position
+            groups = len(self._window.offsets_Q1) - 1  # 0 if no group of the window is served
+            ends = [
+                int(np.searchsorted(size_Q1, size_Q1[first] + limit, side="right")) - 1
+                for size_Q1, limit in zip(self._sizes, budget, strict=True)
+            ]
+            last = min(ends)
+            if last == first < groups and not cuts:
+                last += 1  # a group above the budget is a micro-batch alone
+            if last > first:
+                cuts.append(Cut(self._window, first, last))
+                used = (int(size_Q1[last] - size_Q1[first]) for size_Q1 in self._sizes)
+                budget = Budget(*(limit - count for limit, count in zip(budget, used, strict=True)))
+            self.position = Position(number, last)
+            if last < groups:
+                break
+            self.position, self._window = Position(number + 1, 0), None
+        return assemble(cuts, self._n_features) if cuts else None

@@ -18,7 +18,7 @@ from ltrscale.config import Config, Strict, validate
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
-from ltrscale.data.stream.parts import spread
+from ltrscale.data.stream.plan import spread
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.models.features import FeatureKind

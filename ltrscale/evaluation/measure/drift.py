@@ -27,10 +27,9 @@ from pydantic import Field
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.periods import resolve_periods, with_periods_named
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream.parts import spread
+from ltrscale.data.dataset.split import Split, resolve_periods, with_periods_named
+from ltrscale.data.stream.plan import spread
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.late import Late
 from ltrscale.models.fitting import merged_counts

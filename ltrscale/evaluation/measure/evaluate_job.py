@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ltrscale.config import Operational
 from ltrscale.data.dataset.disjoint import check_disjoint
-from ltrscale.data.stream.parts import run_here
+from ltrscale.data.stream.plan import run_here
 from ltrscale.evaluation.measure.page import document
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, judged_split

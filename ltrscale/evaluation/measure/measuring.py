@@ -29,7 +29,7 @@ from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.decoder import Decoder
-from ltrscale.data.stream.parts import Part, Run, parts_of, run_here
+from ltrscale.data.stream.plan import Part, Run, parts_of, run_here
 from ltrscale.data.stream.readers import PREPARE_AGAIN, read_direct
 from ltrscale.data.stream.windows import Cut, Window, assemble
 from ltrscale.errors import InputError

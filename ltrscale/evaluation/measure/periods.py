@@ -14,7 +14,7 @@ from ltrscale.arrays import Doubles
 from ltrscale.bundle_manifest import read_bundle_manifest
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.periods import with_periods_named
+from ltrscale.data.dataset.split import with_periods_named
 from ltrscale.evaluation.measure.drift import (
     MUCH,
     SOME,

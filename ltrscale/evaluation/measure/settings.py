@@ -6,8 +6,7 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.config import Config, Operational, members, validate
-from ltrscale.data.dataset.periods import with_periods_named
-from ltrscale.data.dataset.split import Split, SplitsWithTest, Texts
+from ltrscale.data.dataset.split import Split, SplitsWithTest, Texts, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.conditions import ConditionText
 from ltrscale.evaluation.measure.corrected import PropensitiesConfig

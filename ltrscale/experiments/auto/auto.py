@@ -27,10 +27,8 @@ from ltrscale import bundle, storage
 from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.disjoint import check_splits, joined_splits
 from ltrscale.data.dataset.manifest import one_view, open_dataset
-from ltrscale.data.dataset.periods import with_relative_named
-from ltrscale.data.dataset.relevant import only_relevant
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
+from ltrscale.data.dataset.selection import only_relevant, select
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_relative_named
 from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import multiplies_bfloat16
 from ltrscale.errors import InputError, Stopped

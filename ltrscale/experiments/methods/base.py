@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Field, model_validator
 
 from ltrscale.config import Config, overlay
-from ltrscale.data.dataset.goals import Labels
-from ltrscale.data.dataset.labelled import Fold
+from ltrscale.data.dataset.columns import Labels
+from ltrscale.data.dataset.row_groups import Fold
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits, Texts
 from ltrscale.data.stream.batches import StreamConfig

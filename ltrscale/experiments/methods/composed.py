@@ -6,10 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field
 
 from ltrscale.config import by_kind, kind_of
-from ltrscale.data.dataset.labelled import Fold, fold_of
-from ltrscale.data.dataset.periods import with_periods_named
+from ltrscale.data.dataset.row_groups import Fold, fold_of
 from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Split, Splits
+from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.traits import MethodTraits

@@ -18,7 +18,7 @@ from ltrscale.bundle.explanations import Driver, Reasoner, drivers_of
 from ltrscale.data.dataset.manifest import places
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import spread
+from ltrscale.data.stream.plan import spread
 from ltrscale.data.stream.scored import read_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap

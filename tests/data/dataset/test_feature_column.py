@@ -15,8 +15,8 @@ from dataset_columns import features_cast, store_as_bytes, update_manifest, writ
 from known_datasets import KnownDataset, MakeDataset
 
 from ltrscale import storage
+from ltrscale.data.dataset.columns import as_bytes, as_lists
 from ltrscale.data.dataset.disjoint import equal_periods
-from ltrscale.data.dataset.feature_column import as_bytes, as_lists
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.preflight import PreflightConfig, preflight
 from ltrscale.data.dataset.selection import Selection, select

@@ -13,10 +13,9 @@ from preparing import prepare, rejected, rows_of
 from pydantic import ValidationError
 from shop_goals import shop_log
 
-from ltrscale.data.dataset.goals import label_weights, weighed
+from ltrscale.data.dataset.columns import label_weights, weighed
 from ltrscale.data.dataset.manifest import Dataset, open_dataset
-from ltrscale.data.dataset.relevant import only_relevant
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.derive.relabel import RelabelJob

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from numpy.typing import NDArray
 
 from ltrscale import config, storage
-from ltrscale.data.dataset.goals import LABELS
-from ltrscale.data.dataset.labelled import with_relevant
+from ltrscale.data.dataset.columns import LABELS, LabelWeights
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.relevant import at_most, only_relevant
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.row_groups import _in_file
+from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
@@ -75,30 +73,29 @@ def test_groups_without_a_relevant_document_come_along_in_their_share(made: Any)
     assert np.mean(sizes) == pytest.approx(expected, abs=4 * np.std(sizes) / 300**0.5)
 
 
-def flat(files: list[list[NDArray[np.bool_]]]) -> list[bool]:
-    return [bool(value) for file in files for relevant_Q in file for value in relevant_Q]
+def are_relevant(files: Iterable[str | Path], weights: LabelWeights = LABELS, *, differing: bool = False) -> list[bool]:
+    read = (_in_file(str(file), "", weights, differing) for file in files)
+    return [bool(value) for row_groups in read for relevant_Q in row_groups for value in relevant_Q]
 
 
 def test_what_has_a_relevant_document_is_read_from_the_labels_alone(made: Any, tmp_path: Path) -> None:
-    files = [(row_group.file.url, "") for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
-    assert flat(with_relevant(files, LABELS)) == has_relevant(made)
-    assert with_relevant([], LABELS) == []
+    files = [row_group.file.url for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
+    assert are_relevant(files) == has_relevant(made)
     columns = {"labels": [[0.0], None, [], [1.0, 0.0]], "relevance": [[2.0], [1.0], [], [0.0, 0.0]]}
     pq.write_table(pa.table(columns), tmp_path / "two.parquet", row_group_size=3)
-    assert flat(with_relevant([(str(tmp_path / "two.parquet"), "")], LABELS)) == [False, False, True]
-    assert flat(with_relevant([(str(tmp_path / "two.parquet"), "")], (("relevance", 1.0),))) == [True, False, False]
+    assert are_relevant([tmp_path / "two.parquet"]) == [False, False, True]
+    assert are_relevant([tmp_path / "two.parquet"], (("relevance", 1.0),)) == [True, False, False]
 
 
 def test_lists_with_different_labels_are_found_by_the_labels_alone(made: Any, tmp_path: Path) -> None:
-    files = [(row_group.file.url, "") for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
+    files = [row_group.file.url for row_group in select(Split(data=(made.url,)), labelled=False).row_groups[::3]]
     labels = [made.groups[gid].labels for gid in made.labelled]
     differ = [bool(labels_L.max() > labels_L.min()) for labels_L in labels]
     assert 0 < sum(differ) < sum(has_relevant(made))
-    assert flat(with_relevant(files, LABELS, differing=True)) == differ
+    assert are_relevant(files, differing=True) == differ
     lists = [[], [2.0], [1.0, 1.0], [3.0, 0.0], [0.0], [0.0, 0.0, 1.0], [1.0], []]
     pq.write_table(pa.table({"labels": lists}), tmp_path / "lists.parquet", row_group_size=5)
-    found = flat(with_relevant([(str(tmp_path / "lists.parquet"), "")], LABELS, differing=True))
-    assert found == [len({*labels_L}) > 1 for labels_L in lists]
+    assert are_relevant([tmp_path / "lists.parquet"], differing=True) == [len({*labels_L}) > 1 for labels_L in lists]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +141,7 @@ def test_where_no_group_has_a_relevant_document_all_are_left(write_dataset: Call
 def test_labels_are_read_once_a_process(made: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     split = Split(data=(made.url,), relevant_groups=2, labelled_seed=5)
     before = kept(split)
-    monkeypatch.setattr("ltrscale.data.dataset.labelled.pq", None)  # any further reading fails
+    monkeypatch.setattr("ltrscale.data.dataset.row_groups.pq", None)  # any further reading fails
     assert kept(split) == before
 
 
@@ -166,9 +163,9 @@ def test_too_large_numbers_two_sizes_and_scores_are_errors(made: Any, tmp_path: 
         config.validate(Split, {"data": made.url, "scores": "there", "relevant_groups": 3}, "split")
     storage.write_bytes(str(tmp_path / "bad.parquet"), b"PAR1 and no more")
     with pytest.raises(InputError, match=r"bad\.parquet: its column 'labels' cannot be read .*prepare the data set"):
-        with_relevant([(str(tmp_path / "bad.parquet"), "")], LABELS)
+        are_relevant([tmp_path / "bad.parquet"])
     with pytest.raises(InputError, match=r"none\.parquet"):
-        with_relevant([(str(tmp_path / "none.parquet"), "")], LABELS)
+        are_relevant([tmp_path / "none.parquet"])
 
 
 @pytest.mark.parametrize("labelled", [1, 3])

@@ -18,7 +18,7 @@ import torch
 
 from jobs.s3 import environment
 from ltrscale import storage
-from ltrscale.data.dataset import integrity
+from ltrscale.data.dataset import preflight as preflights
 from ltrscale.data.dataset.files import Counts
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.data.dataset.preflight import Preflight, PreflightConfig, checked, preflight
@@ -294,7 +294,7 @@ def test_damage_to_a_footer_never_crashes_the_check(tmp_path: Path) -> None:
     flipped = (flip(content, at, bit=at % 8) for at in range(pages(content).stop, len(content), 41))
     for damaged in (no_letter, *flipped):
         file.write_bytes(damaged)
-        bad_files, _ = integrity.examine(data, data.manifest.files, "footers", lambda *_: None)
+        bad_files, _ = preflights.examine(data, data.manifest.files, "footers", lambda *_: None)
         reasons |= {bad.reason for bad in bad_files}
     assert "bad footer" in reasons
     assert reasons <= {"bad footer", "rows differ", "schema differs"}
@@ -302,14 +302,14 @@ def test_damage_to_a_footer_never_crashes_the_check(tmp_path: Path) -> None:
 
 def test_a_file_that_goes_while_files_are_checked_is_missing(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     write(place, periods=("p0", "p1"))
-    list_sizes = integrity._list_sizes
+    list_sizes = preflights._list_sizes
 
     def then_one_goes(*arguments: Any) -> dict[str, int]:
         sizes = list_sizes(*arguments)
         damage(place, "p1", lambda _: None)
         return sizes
 
-    monkeypatch.setattr(integrity, "_list_sizes", then_one_goes)
+    monkeypatch.setattr(preflights, "_list_sizes", then_one_goes)
     assert [bad.reason for bad in preflight(whole(place), PreflightConfig(max_bad=1)).bad.values()] == ["missing"]
 
 
@@ -319,7 +319,7 @@ def test_storage_that_fails_is_no_fault_of_a_file(tmp_path: Path, monkeypatch: p
     def broken(*_: Any) -> None:
         raise OSError("the cable is out")
 
-    monkeypatch.setattr(integrity, "_examine_footer", broken)
+    monkeypatch.setattr(preflights, "_examine_footer", broken)
     with pytest.raises(InputError, match=r"part-00000.*the cable is out; check"):
         preflight(whole(url), PreflightConfig(max_bad=1))
 

@@ -14,9 +14,9 @@ from writer_tokens import without_writer
 from ltrscale import config, storage
 from ltrscale.data.dataset import scores
 from ltrscale.data.dataset.files import Counts
-from ltrscale.data.dataset.labelled import Fold, OuterFold
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.preflight import PreflightConfig, preflight
+from ltrscale.data.dataset.row_groups import Fold, OuterFold
 from ltrscale.data.dataset.scores import PeriodScores, ScoredGroups, ScoreFile
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split

@@ -13,10 +13,9 @@ from ltrscale import config, storage
 from ltrscale.data.dataset import disjoint
 from ltrscale.data.dataset.disjoint import check_disjoint, equal_periods, joined_splits
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.periods import resolve_periods, with_periods_named
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import GID_SPAN, select
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, resolve_periods, with_periods_named
 from ltrscale.data.stream.batches import iterate
 from ltrscale.derive.relabel import RelabelConfig, RelabelJob
 from ltrscale.errors import InputError

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from token_columns import FIELDS, TITLE, add_tokens
 
 from ltrscale import storage
+from ltrscale.data.dataset.columns import LISTS, Vocabulary, from_columns, put_vocabulary, summarise, to_columns
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.dataset.tokens import LISTS, Vocabulary, from_columns, put_vocabulary, summarise, to_columns
 from ltrscale.data.stream.decoder import memory_for
 from ltrscale.errors import InputError
 

@@ -19,9 +19,9 @@ from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import GID_SPAN, Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, check_batches, iterate
-from ltrscale.data.stream.cursor import Position
 from ltrscale.data.stream.decoder import Memory
 from ltrscale.data.stream.readers import read_direct
+from ltrscale.data.stream.windows import Position
 from ltrscale.errors import InputError
 
 Make = Callable[..., Any]

@@ -17,14 +17,14 @@ from token_columns import BODY, FIELDS, SIZE, SPECIAL, TITLE, add_tokens, check,
 
 from ltrscale import config
 from ltrscale.batch import QueryGroups
+from ltrscale.data.dataset.columns import LISTS, Vocabulary, lengths_of
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.dataset.tokens import LISTS, Vocabulary, lengths_of
 from ltrscale.data.stream.batches import GroupStream, MicroBatches, StreamConfig, iterate
-from ltrscale.data.stream.cursor import Position
 from ltrscale.data.stream.decoder import Decoder, Memory, memory_for
 from ltrscale.data.stream.readers import RowGroupReader
+from ltrscale.data.stream.windows import Position
 from ltrscale.errors import InputError
 
 Make = Callable[..., Any]
@@ -94,8 +94,8 @@ def test_groups_in_memory_keep_their_tokens(texts: str) -> None:
     for epoch in range(2):
         for groups in steps(stream, epoch):
             check(groups)
-    held = [rows for window in memory.groups.values() for rows in window.tokens.values()]
-    assert all(len(rows.ids_T) == rows.lengths_R.sum() for rows in held)
+    held = [lists for window in memory.groups.values() for lists in window.tokens.values()]
+    assert all(len(lists.values) == len(lists.flatten()) for lists in held)
 
 
 def test_regrouped_documents_keep_their_tokens(texts: str) -> None:

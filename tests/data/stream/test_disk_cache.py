@@ -21,10 +21,9 @@ from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.dataset.scores import SCORES
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
-from ltrscale.data.stream import disk_cache
+from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
-from ltrscale.data.stream.disk_cache import cached
-from ltrscale.data.stream.readers import read_direct
+from ltrscale.data.stream.readers import cached, read_direct
 
 FEATURES = [Feature(name="a"), Feature(name="b")]
 
@@ -51,7 +50,7 @@ class Counting:
             yield table
 
 
-def tables(selection: Selection, reader: disk_cache.RowGroupReader) -> list[pa.Table]:
+def tables(selection: Selection, reader: readers.RowGroupReader) -> list[pa.Table]:
     return list(reader(selection.row_groups, ["gid", "features", "labels"]))
 
 
@@ -132,9 +131,9 @@ def test_what_a_name_does_not_say_is_read_anew(selection: Selection, tmp_path: P
     assert len([*tmp_path.iterdir()]) == 3 * 7
     unnamed = [replace(row_group, file=replace(row_group.file, sha256="")) for row_group in rows]
     scored = [replace(row_group, file=replace(row_group.file, scores="s3://elsewhere/a.parquet")) for row_group in rows]
-    assert {disk_cache._name(row_group, ["gid", "features"]) for row_group in unnamed} == {""}
-    assert {disk_cache._name(row_group, ["gid", SCORES]) for row_group in scored} == {""}
-    assert len({disk_cache._name(row_group, ["gid", "features"]) for row_group in rows + scored}) == 7
+    assert {readers._file_name(row_group, ["gid", "features"]) for row_group in unnamed} == {""}
+    assert {readers._file_name(row_group, ["gid", SCORES]) for row_group in scored} == {""}
+    assert len({readers._file_name(row_group, ["gid", "features"]) for row_group in rows + scored}) == 7
     for _ in range(2):
         assert len([*cached(reader, 1, tmp_path)(unnamed, ["gid"])]) == 7
     assert len(reader.read) == 2 * 7
@@ -189,7 +188,7 @@ def test_a_disk_that_others_need_gets_its_space_back(
 ) -> None:
     assert len(kept_files(selection, tmp_path, 1)) == 7
     free = iter([0.01, 0.04, 0.06])
-    monkeypatch.setattr(disk_cache._Cache, "_free_bytes", lambda self: next(free, 0.06) * self._reserve() / 0.1)
+    monkeypatch.setattr(readers._Cache, "_free_bytes", lambda self: next(free, 0.06) * self._reserve() / 0.1)
     tables(selection, cached(read_direct, 1, tmp_path))
     assert len([*tmp_path.iterdir()]) == 5
 

@@ -19,7 +19,7 @@ from ltrscale import storage
 from ltrscale.config import validate
 from ltrscale.data.dataset.files import Counts, DataFile
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
-from ltrscale.data.stream.parts import Part
+from ltrscale.data.stream.plan import Part
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure import measuring
 from ltrscale.evaluation.measure.evaluate import evaluate
