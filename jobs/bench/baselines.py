@@ -18,7 +18,7 @@ import torch
 from pydantic import Field
 
 from jobs.bench.cells import Cell, difference, publish
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main
 from ltrscale import storage
 from ltrscale.arrays import Doubles, Floats, Ints, offsets
 from ltrscale.batch import QueryGroups
@@ -426,11 +426,7 @@ def _rows(job: BaselinesJob, name: str) -> Iterator[TableRow]:
         yield row
 
 
-def _job() -> Job:
-    return BaselinesJob, compare
-
-
-COMMAND = Command("baselines", _job, __doc__, package="jobs.bench")
+COMMAND = Command("baselines", lambda: (BaselinesJob, compare), __doc__, package="jobs.bench")
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -63,11 +63,11 @@ def test_each_figure_is_kept_as_soon_as_it_is_there_and_judged(
     monkeypatch.setitem(bench.BENCHES, "text", two_rows)
     monkeypatch.setitem(bench.BENCHES, "scale", lambda: [Row("a count", 1000, note="ltrscale[dev]")])
     with pytest.raises(OSError, match="full"):
-        bench.bench(bench.BenchJob(only=("text",), out=str(tmp_path)))
+        bench.BenchJob(only=("text",), out=str(tmp_path)).run()
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert [row["figure"] for row in rows] == [2.0, 3]
     with caplog.at_level("INFO", "ltrscale"):
-        bench.bench(bench.BenchJob(only=("scale",)))
+        bench.BenchJob(only=("scale",)).run()
     assert "measuring scale, 1 of 1" in caplog.text
     printed = capsys.readouterr().out
     assert "1,000" in printed
@@ -79,7 +79,7 @@ def test_each_figure_is_kept_as_soon_as_it_is_there_and_judged(
 @pytest.mark.parametrize(("only", "quick"), [("speed", False), ("wide", True)])
 def test_what_cannot_be_measured_is_refused_before_the_work(only: str, quick: bool) -> None:
     with pytest.raises(InputError, match=f"only: .*'{only}'"):
-        bench.bench(bench.BenchJob(only=(only,), quick=quick))
+        bench.BenchJob(only=(only,), quick=quick).run()
 
 
 @pytest.mark.slow
