@@ -15,7 +15,7 @@ from jobs.bench.losses import bench_losses
 from jobs.bench.many import bench_many
 from jobs.bench.measure import Row
 from jobs.bench.metrics import bench_metrics
-from jobs.bench.networks import bench_contrast, bench_networks, bench_text
+from jobs.bench.networks import bench_contrast, bench_text
 from jobs.bench.predict import bench_cost
 from jobs.bench.prepare import bench_items, bench_letor, bench_prepare_memory
 from jobs.bench.scale import bench_scale
@@ -41,7 +41,6 @@ BENCHES: dict[str, Callable[[], Iterable[Row]]] = {
     "losses": bench_losses,
     "many": bench_many,
     "metrics": bench_metrics,
-    "networks": bench_networks,
     "prepare": bench_prepare_memory,
     "scale": bench_scale,
     "scoring": bench_scoring,

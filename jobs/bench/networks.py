@@ -1,4 +1,4 @@
-"""Cost of a pretraining step for every objective and encoder; SimCLR-Rank and the encoder of text against padded forms.
+"""SimCLR-Rank against its padded form and SimSiam, and the encoder of text against its padded form.
 
 Shapes: N documents, D embedding; S sequences, L tokens of the longest, T tokens, E width of a head.
 """
@@ -11,73 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from jobs.bench.device import RESNET, lists, pretext_step
 from jobs.bench.measure import Row, mslr_offsets, peak_bytes, same_draws
-from ltrscale.batch import QueryGroups, to_offsets
-from ltrscale.config import kind_of, members
+from ltrscale.batch import to_offsets
 from ltrscale.models.bert import Bert, BertConfig, BertLayer
-from ltrscale.models.choices import FeatureEncoderConfig, NetworkConfig
-from ltrscale.models.encoder import EncoderSettings
-from ltrscale.models.encoders import ResNetConfig
-from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import ProjectorConfig
-from ltrscale.pretext.augment import ZeroingConfig
-from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig, simclr_rank
-from ltrscale.pretext.objective import Objective, Pretrainer
 from ltrscale.pretext.siamese import SimSiamConfig
 from ltrscale.processor import cpu_seconds
-
-WIDTH = 136
-GROUPS = 8  # about 1,000 documents; some objectives contrast all of them with each other
-RESNET = ResNetConfig(width=WIDTH, blocks=3)
-
-
-def bench_networks() -> Iterator[Row]:
-    """One row per objective and per encoder."""
-    yield from map(measure_objective, members(FeatureMethodConfig))
-    yield from map(measure_encoder, members(FeatureEncoderConfig))
-
-
-def measure_objective(cls: type[Objective], groups: int = GROUPS) -> Row:
-    """A step of an objective with its default settings, on the ResNet."""
-    return _row(f"method {kind_of(cls)}", cls(), RESNET, groups)
-
-
-def measure_encoder(cls: type[EncoderSettings], groups: int = GROUPS) -> Row:
-    """A step of SimSiam through an encoder with its default settings."""
-    return _row(f"encoder {kind_of(cls)}", SimSiamConfig(), cls.model_validate({}), groups)
-
-
-def _row(what: str, method: Objective, encoder: EncoderSettings, groups: int) -> Row:
-    batch = _batch(groups)
-    works = step_work(batch, method, encoder), step_work(batch, SimSiamConfig(), RESNET)
-    note = f"{batch.n_documents:,} documents; augmentation, network, loss, gradient and Adam"
-    name = f"pretraining step, {what}: cost, ours / SimSiam on a 3-block ResNet"
-    return Row.cost(name, batch.n_documents, *cpu_seconds(*works, repeats=3), note=note)
-
-
-def _batch(groups: int) -> QueryGroups:
-    offsets_Q1 = mslr_offsets(groups)
-    return QueryGroups(torch.randn(int(offsets_Q1[-1]), WIDTH, generator=same_draws()), offsets_Q1)
-
-
-def step_work(groups: QueryGroups, method: Objective, encoder: EncoderSettings) -> Callable[[], None]:
-    """A function that runs one pretraining step on these groups, with zeroing if the method does not make its views."""
-    transform = fit_transform([groups.features_NF], ["numeric"] * WIDTH, TransformConfig())
-    network = NetworkConfig.model_validate({"encoder": encoder.model_dump()})
-    marginals_SF = transform(groups.features_NF, groups.offsets_Q1)
-    model = Pretrainer(transform, network, method, ZeroingConfig(), marginals_SF)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
-    generator = same_draws()
-
-    def work() -> None:
-        loss, count = model(groups, generator)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss / count)
-        optimizer.step()
-
-    return work
-
 
 TEMPERATURE = 0.1
 EMBEDDING = 64
@@ -120,16 +61,16 @@ def _against_padding() -> Row:
 
 
 def _contrast_step() -> Row:
-    groups = _batch(CONTRASTED_GROUPS)
+    groups = lists(CONTRASTED_GROUPS)
     # the authors' networks: projectors as deep as in the public code; SimSiam adds a predictor
     simclr = SimCLRRankConfig(temperature=TEMPERATURE, projector=ProjectorConfig(layers=3, output=EMBEDDING))
-    simsiam = SimSiamConfig(projector=ProjectorConfig(layers=2, batch_norm=True))
+    simsiam, cpu = SimSiamConfig(projector=ProjectorConfig(layers=2, batch_norm=True)), torch.device("cpu")
     return Row.cost(
         "pretraining step, 3-block ResNet of width 136: cost, SimCLR-Rank / SimSiam",
         groups.n_documents,
-        *cpu_seconds(*(step_work(groups, method, RESNET) for method in (simclr, simsiam)), repeats=5),
+        *cpu_seconds(*(pretext_step(method, RESNET, cpu, groups) for method in (simclr, simsiam)), repeats=5),
         goal=1.15,
-        note="float32; augmentation, network, loss, gradient and Adam",
+        note="float32; augmentation, network, loss, gradient and update",
     )
 
 
