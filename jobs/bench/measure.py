@@ -4,13 +4,15 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -130,31 +132,52 @@ def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         return pool.submit(function, *arguments, **named).result()
 
 
-def peak_bytes(work: Callable[[T], object], warm_up: T, argument: T) -> int:
-    """Growth of the peak resident memory during `work(argument)`, in a separate process (on Linux).
+class Cost(NamedTuple):
+    """What a work took."""
 
-    The work first runs with `warm_up`, something small, so that imports and library buffers do not count.
+    memory: int
+    """Growth of the process's peak resident memory, in bytes."""
+    seconds: float
+    """Of a processor."""
+    result: Any
+
+
+def cost(work: Callable[[T], object], argument: T, *warm_up: T) -> Cost:
+    """What a work takes in a process of its own (on Linux), on one thread.
+
+    With `warm_up`, something small, the work first runs on that, so that imports and buffers do not count.
     """
-    return apart(_growth, work, warm_up, argument)
+    if not warm_up:
+        return apart(_cost, work, argument, warm_up)
+    with ProcessPoolExecutor(1, mp_context=imported()) as pool:  # what it shares with others has been touched
+        return pool.submit(_cost, work, argument, warm_up).result()
 
 
-def peak_own_bytes(work: Callable[[T], object], warm_up: T, argument: T) -> int:
-    """As `peak_bytes`, without pages of memory-mapped files, which the system can reclaim.
+def imported() -> ForkServerContext:
+    """Processes that start with all benchmarks imported, and without the memory of this one."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["jobs.bench.bench"])
+    return context
+
+
+def _cost(work: Callable[[T], object], argument: T, warm_up: Iterable[T]) -> Cost:
+    torch.set_num_threads(1)
+    for small in warm_up:
+        work(small)
+    memory, start = resident_peak(), time.process_time()
+    result = work(argument)
+    return Cost(resident_peak() - memory, time.process_time() - start, result)
+
+
+def peak_own_bytes(work: Callable[[T], object], argument: T, warm_up: T) -> int:
+    """As the memory of `cost`, without pages of memory-mapped files, which the system can reclaim.
 
     The memory is sampled every few milliseconds.
     """
-    return apart(_own_growth, work, warm_up, argument)
+    return apart(_own_growth, work, argument, warm_up)
 
 
-def _growth(work: Callable[[T], object], warm_up: T, argument: T) -> int:
-    torch.set_num_threads(1)
-    work(warm_up)
-    before = resident_peak()
-    work(argument)
-    return resident_peak() - before
-
-
-def _own_growth(work: Callable[[T], object], warm_up: T, argument: T) -> int:
+def _own_growth(work: Callable[[T], object], argument: T, warm_up: T) -> int:
     torch.set_num_threads(1)
     work(warm_up)
     before = peak = _status_bytes("RssAnon")

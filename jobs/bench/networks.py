@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jobs.bench.device import RESNET, lists, pretext_step
-from jobs.bench.measure import Row, mslr_offsets, peak_bytes, same_draws
+from jobs.bench.measure import Row, cost, mslr_offsets, same_draws
 from ltrscale.batch import to_offsets
 from ltrscale.models.bert import Bert, BertConfig, BertLayer
 from ltrscale.models.ranker import ProjectorConfig
@@ -29,7 +29,7 @@ DOCUMENTS = 1 << 15  # of the memory measurements, whose lists all have the same
 def bench_contrast() -> Iterator[Row]:
     """The loss of SimCLR-Rank against its padded form and by the length of lists, and its step against SimSiam's."""
     yield _against_padding()
-    short, long = (peak_bytes(_loss_at_length, 8, length) / DOCUMENTS for length in (32, 512))
+    short, long = (cost(_loss_at_length, length, 8).memory / DOCUMENTS for length in (32, 512))
     yield Row(
         name="within-group InfoNCE: peak memory per document, L = 512 / L = 32",
         figure=long / short,
@@ -126,7 +126,7 @@ MEDIAN, SPREAD, LONGEST = 45, 0.6, 128
 def bench_text(sequences: int = SEQUENCES) -> Iterator[Row]:
     """Tokens per second and peak memory of a step, forward and backward."""
     yield _text_speed(sequences)
-    ours, peer = (peak_bytes(partial(_run_step, form), 8, sequences) for form in (ragged, padded))
+    ours, peer = (cost(partial(_run_step, form), sequences, 8).memory for form in (ragged, padded))
     yield Row.memory("encoder of text, forward and backward: peak memory, ragged / padded to the longest", ours, peer)
 
 

@@ -6,15 +6,14 @@ a data file. Each work runs in a process of its own, after the same work on a sm
 
 import itertools
 import pickle
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from jobs.bench.measure import Row, apart, plain_features, quiet, resident_peak, select_all
+from jobs.bench.measure import Cost, Row, cost, plain_features, select_all
 from ltrscale import storage
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.files import DataFiles
@@ -46,14 +45,6 @@ _NO_OUTLIERS = OutlierDetector(data="", features=(), gap=None, share=0, rules={}
 T = TypeVar("T")
 
 
-class _Cost(NamedTuple):
-    """CPU seconds of a work, and the growth of its process's peak memory in bytes."""
-
-    seconds: float
-    memory: int
-    note: str
-
-
 def bench_scale(*, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
     """A row for each work and size, with its growth from one size to the next."""
     with storage.scratch.directory() as folder:
@@ -61,23 +52,23 @@ def bench_scale(*, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
         for size, url in urls.items():
             write_manifests(url, size)
         for name, (work, seconds, megabytes) in WORKS.items():
-            costs = [apart(_measured, work, urls[_SMALL], urls[size]) for size in sizes]
+            costs = [cost(work, urls[size], urls[_SMALL]) for size in sizes]
             yield from _rows(name, sizes, costs, seconds, megabytes)
 
 
-def _rows(name: str, sizes: Sequence[int], costs: Sequence[_Cost], seconds: float, megabytes: int) -> Iterator[Row]:
+def _rows(name: str, sizes: Sequence[int], costs: Sequence[Cost], seconds: float, megabytes: int) -> Iterator[Row]:
     """The figures of each size; the last has the goals: at most 1.2 times the growth of the data, and in bounds."""
-    for number, (size, cost) in enumerate(zip(sizes, costs, strict=True)):
+    for number, (size, taken) in enumerate(zip(sizes, costs, strict=True)):
         growth = None
         if number:
-            growth = cost.seconds / max(costs[number - 1].seconds, 0.05) / (size / sizes[number - 1])
-        took, title = f"{cost.seconds:.2f} s, {cost.memory / 2**20:.0f} MB", f"{name}, {size:,} row groups"
+            growth = taken.seconds / max(costs[number - 1].seconds, 0.05) / (size / sizes[number - 1])
+        took, title = f"{taken.seconds:.2f} s, {taken.memory / 2**20:.0f} MB", f"{name}, {size:,} row groups"
         last = size == sizes[-1]
-        note = f"time by row groups; {cost.note}"
+        note = f"time by row groups; {taken.result}"
         yield Row(title, growth, took, note=note, goal=1.2 if last else None, at_least=False)
         if last:
-            yield Row(f"{title}: seconds", cost.seconds, took, goal=seconds, at_least=False)
-            yield Row(f"{title}: MB", cost.memory / 2**20, took, goal=megabytes, at_least=False)
+            yield Row(f"{title}: seconds", taken.seconds, took, goal=seconds, at_least=False)
+            yield Row(f"{title}: MB", taken.memory / 2**20, took, goal=megabytes, at_least=False)
 
 
 def write_manifests(url: str, row_groups: int) -> None:
@@ -112,14 +103,6 @@ def _files(n: int, *, first: int) -> DataFiles:
         np.arange(n + 1) * _OF_FILE,
         counts_R3,
     )
-
-
-def _measured(work: Callable[[str], str], small: str, url: str) -> _Cost:
-    with quiet():
-        work(small)
-        memory, start = resident_peak(), time.process_time()
-        note = work(url)
-    return _Cost(time.process_time() - start, resident_peak() - memory, note)
 
 
 def _open(url: str) -> str:

@@ -30,7 +30,7 @@ def bench_trees() -> Iterator[Row]:
     with storage.scratch.directory() as folder:
         large, usual, few = (_write(f"{folder}/{groups}", groups) for groups in (_LARGE, _USUAL, _FEW))
         works = partial(_train, trees=_TREES_FOR_MEMORY), _train_a_little_directly
-        ours, peer = (peak_own_bytes(work, few, large) for work in works)
+        ours, peer = (peak_own_bytes(work, large, few) for work in works)
         yield Row.memory(
             "trees: peak memory, from a data set / from a matrix",
             ours,
@@ -38,6 +38,8 @@ def bench_trees() -> Iterator[Row]:
             goal=0.5,
             note=f"{_LARGE:,} lists, {N_FEATURES} features; the peer's matrix is filled in place",
         )
+        for work in works:
+            work(few)  # warms up
         yield _time(usual)
         yield _scoring(few, usual)
 
@@ -99,7 +101,8 @@ def _train_a_little_directly(folder: str) -> object:
 
 def _time(folder: str) -> Row:
     matrices = [*_matrices(folder)]
-    ours, peer = cpu_seconds(lambda: _train(folder, _TREES), lambda: _boost_directly(matrices, _TREES), repeats=2)
+    works = lambda: _train(folder, _TREES), lambda: _boost_directly(matrices, _TREES)
+    ours, peer = cpu_seconds(*works, repeats=2, warm=True)
     return Row(
         name="trees: training time, from a data set / from a matrix",
         figure=ours / peer,

@@ -6,7 +6,6 @@ of the longest list; its time is that of a value, as a multiple of the same stag
 Shapes: N documents, F features.
 """
 
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ import pyarrow.parquet as pq
 import torch
 
 from jobs.bench.device import Repeated
-from jobs.bench.measure import Row, apart, resident_peak, run_stage
+from jobs.bench.measure import Cost, Row, cost, run_stage
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import select
@@ -66,13 +65,6 @@ WIDE, NARROW = Shape(5000, 10_000, 1, 50), Shape(50, 10_000, 100, 5000)
 _PERIODS = ("train", "validation", "test")
 
 
-class Cost(NamedTuple):
-    """What a stage took: bytes beyond the imports, and processor time."""
-
-    peak: int
-    seconds: float
-
-
 GOALS = {
     "prepare": (12, 3),
     "statistics": (7, 1.5),
@@ -99,31 +91,24 @@ def costs(folder: Path, shape: Shape) -> dict[str, Cost]:
         write_log(folder / f"{period}.parquet", its_shape, seed=len(period))
     prepare = partial(_prepare, features=shape.features)
     works: tuple[Callable[[str], object], ...] = (prepare, _fit, _pretrain, _grow, _score)
-    return {stage: apart(_measured, work, str(folder)) for stage, work in zip(GOALS, works, strict=True)}
-
-
-def _measured(work: Callable[[str], object], folder: str) -> Cost:
-    torch.set_num_threads(1)
-    before, start = resident_peak(), time.process_time()
-    work(folder)
-    return Cost(resident_peak() - before, time.process_time() - start)
+    return {stage: cost(work, str(folder)) for stage, work in zip(GOALS, works, strict=True)}
 
 
 def _rows(stage: str, wide: Cost, narrow: Cost) -> Iterator[Row]:
     memory_goal, time_goal = GOALS[stage]
-    note = f"{WIDE.features:,} features, the longest list {WIDE.length:,} documents; {narrow.peak / 2**20:.0f} MB with "
-    note += f"{NARROW.features} features"
+    of_narrow = f"{narrow.memory / 2**20:.0f} MB with {NARROW.features} features"
+    note = f"{WIDE.features:,} features, the longest list {WIDE.length:,} documents; {of_narrow}"
     yield Row.memory(
-        f"wide {stage}: peak memory / longest list", wide.peak, WIDE.longest_bytes, goal=memory_goal, note=note
+        f"wide {stage}: peak memory / longest list", wide.memory, WIDE.longest_bytes, goal=memory_goal, note=note
     )
-    each, of_narrow = wide.seconds / WIDE.values, narrow.seconds / NARROW.values
+    each, narrow_each = wide.seconds / WIDE.values, narrow.seconds / NARROW.values
     yield Row(
         name=f"wide {stage}: time a value / narrow",
-        figure=each / of_narrow,
+        figure=each / narrow_each,
         goal=time_goal,
         at_least=False,
         ours=f"{1e9 * each:.0f} CPU-ns",
-        peer=f"{1e9 * of_narrow:.0f} CPU-ns",
+        peer=f"{1e9 * narrow_each:.0f} CPU-ns",
         note=f"{WIDE.values / 1e6:.0f} M values, against {NARROW.features} features",
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.bench import bench, device, losses, metrics, networks, prepare, scoring, wide
-from jobs.bench.measure import Row
+from jobs.bench.measure import Cost, Row
 from ltrscale.config import kind_of, members
 from ltrscale.errors import InputError
 from ltrscale.models.choices import FeatureEncoderConfig
@@ -22,7 +22,7 @@ KINDS = [kind_of(cls) for cls in members(LossConfig)]
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_loss_is_timed_beside_its_padded_form_if_it_has_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "peak_bytes", lambda *_: 1)  # a process each
+    monkeypatch.setattr(losses, "cost", lambda *_: Cost(1, 1.0, None))  # a process each
     row, *memory = losses.measure(kind, groups=4)
     assert row.name.startswith(f"{kind}, ")
     assert row.ours.endswith(" docs/CPU-s")
@@ -101,7 +101,7 @@ def test_a_step_of_every_objective_and_through_every_encoder_is_counted(cls: typ
 
 @pytest.mark.slow
 def test_the_encoder_of_text_is_timed_beside_its_padded_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "peak_bytes", lambda *_: 1)  # a process each
+    monkeypatch.setattr(networks, "cost", lambda *_: Cost(1, 1.0, None))  # a process each
     speed, memory = networks.bench_text(sequences=4)
     assert speed.goal == 1.5
     assert speed.figure
@@ -129,7 +129,7 @@ def test_every_stage_takes_a_list_above_its_budget_of_documents(tmp_path: Path) 
     taken = wide.costs(tmp_path / "wide", shape)
     assert taken.keys() == wide.GOALS.keys()
     # ten times the list, and what a process keeps for small data
-    assert max(cost.peak for cost in taken.values()) < 10 * shape.longest_bytes + (400 << 20)
+    assert max(cost.memory for cost in taken.values()) < 10 * shape.longest_bytes + (400 << 20)
 
 
 @pytest.mark.slow
