@@ -27,11 +27,19 @@ from pathlib import Path
 
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import log
-from ltrscale.stages.event_files import TENSORBOARD, EventFiles
 from ltrscale.stages.gauges import Gauges
 from ltrscale.stages.metrics_file import CurvePoint
 from ltrscale.stages.mlflow_runs import MLFLOW, MLflowRun
-from ltrscale.stages.trackers import Figures, RefusedError, Tracked, Tracker, numbers, run_name
+from ltrscale.stages.trackers import (
+    TENSORBOARD,
+    EventFiles,
+    Figures,
+    RefusedError,
+    Tracked,
+    Tracker,
+    numbers,
+    run_name,
+)
 
 REQUIRED = "LTRSCALE_TRACKING_REQUIRED"
 Track = Callable[[Mapping[str, object], CurvePoint], None]

@@ -28,8 +28,8 @@ from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import MetricName, metric_named
 from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.provenance import check_member, check_unseen
 from ltrscale.stages.stage import LabelledStage, Origin, Settings
-from ltrscale.stages.unseen import check_member, check_unseen
 
 Judge = Callable[[Tensor], Doubles]
 """Maps scores [N] to the metric of each group [Q]."""
