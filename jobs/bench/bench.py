@@ -9,20 +9,17 @@ from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from jobs.bench.ddp import bench_ddp
 from jobs.bench.device import bench_device
+from jobs.bench.growth import bench_scale, bench_wide
 from jobs.bench.losses import bench_losses
 from jobs.bench.many import bench_many
 from jobs.bench.measure import Row
 from jobs.bench.metrics import bench_metrics
-from jobs.bench.networks import bench_contrast, bench_text
+from jobs.bench.models import bench_scoring, bench_trees
 from jobs.bench.predict import bench_cost
 from jobs.bench.prepare import bench_items, bench_letor, bench_prepare_memory
-from jobs.bench.scale import bench_scale
-from jobs.bench.scoring import bench_scoring
 from jobs.bench.stream import bench_stream
-from jobs.bench.trees import bench_trees
-from jobs.bench.wide import bench_wide
+from jobs.bench.training import bench_contrast, bench_ddp, bench_text
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.devices import Device

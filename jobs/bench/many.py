@@ -26,8 +26,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.testing._internal.distributed import multi_threaded_pg
 
+from jobs.bench.growth import no_reader, until_read
 from jobs.bench.measure import Row, apart, group_table, plain_features, quiet, select_all, write_tables
-from jobs.bench.scale import no_reader, until_read
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.row_groups import FileToRead, RowGroup, RowGroups

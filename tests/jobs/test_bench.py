@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench import bench, device, losses, metrics, networks, prepare, scoring, wide
+from jobs.bench import bench, device, growth, losses, metrics, models, prepare, training
 from jobs.bench.measure import Cost, Row
 from ltrscale.config import kind_of, members
 from ltrscale.errors import InputError
@@ -101,8 +101,8 @@ def test_a_step_of_every_objective_and_through_every_encoder_is_counted(cls: typ
 
 @pytest.mark.slow
 def test_the_encoder_of_text_is_timed_beside_its_padded_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "cost", lambda *_: Cost(1, 1.0, None))  # a process each
-    speed, memory = networks.bench_text(sequences=4)
+    monkeypatch.setattr(training, "cost", lambda *_: Cost(1, 1.0, None))  # a process each
+    speed, memory = training.bench_text(sequences=4)
     assert speed.goal == 1.5
     assert speed.figure
     assert memory.figure == 1
@@ -117,7 +117,7 @@ def test_preparing_rows_of_items_is_timed_beside_duckdb() -> None:
 
 @pytest.mark.slow
 def test_scoring_is_timed_beside_a_bare_loop() -> None:
-    (row,) = scoring.bench_scoring(groups=4)
+    (row,) = models.bench_scoring(groups=4)
     assert row.goal == 0.9
     assert row.figure
 
@@ -125,16 +125,16 @@ def test_scoring_is_timed_beside_a_bare_loop() -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_every_stage_takes_a_list_above_its_budget_of_documents(tmp_path: Path) -> None:
-    shape = wide.Shape(features=100, length=9000, long=1, short=60)
-    taken = wide.costs(tmp_path / "wide", shape)
-    assert taken.keys() == wide.GOALS.keys()
+    shape = growth.Shape(features=100, length=9000, long=1, short=60)
+    taken = growth.costs(tmp_path / "wide", shape)
+    assert taken.keys() == growth.GOALS.keys()
     # ten times the list, and what a process keeps for small data
     assert max(cost.memory for cost in taken.values()) < 10 * shape.longest_bytes + (400 << 20)
 
 
 @pytest.mark.slow
 def test_a_step_with_a_table_on_the_host_sends_and_takes_less_than_with_a_dense_one() -> None:
-    for row in wide.table_rows(1_000_000, repeats=3):
+    for row in growth.table_rows(1_000_000, repeats=3):
         assert row.figure is not None
         assert row.goal is not None
         assert row.figure < row.goal, row
