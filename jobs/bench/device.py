@@ -217,8 +217,7 @@ def _worst(counted: dict[str, dict[int, Counted]]) -> Iterator[Row]:
     name = "waits of a step, the most of all steps"
     yield Row(name, waits.total(), note=", ".join(waits), goal=1, at_least=False)
     ours, peer = (counted[f"method {kind}"][MANY].counts.touched for kind in ("simclr_rank", "simsiam"))
-    gigabytes, of_peer = (f"{size / 1e9:.1f} GB" for size in (ours, peer))
-    yield Row("bytes of a step, SimCLR-Rank / SimSiam", ours / peer, gigabytes, of_peer, goal=1.3, at_least=False)
+    yield Row.ratio("bytes of a step, SimCLR-Rank / SimSiam", ours / 1e9, peer / 1e9, "{:.1f} GB", goal=1.3)
 
 
 class Measured(NamedTuple):

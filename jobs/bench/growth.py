@@ -121,16 +121,10 @@ def _rows(stage: str, wide: Cost, narrow: Cost) -> Iterator[Row]:
     yield Row.memory(
         f"wide {stage}: peak memory / longest list", wide.memory, WIDE.longest_bytes, goal=memory_goal, note=note
     )
-    each, narrow_each = wide.seconds / WIDE.values, narrow.seconds / NARROW.values
-    yield Row(
-        name=f"wide {stage}: time a value / narrow",
-        figure=each / narrow_each,
-        goal=time_goal,
-        at_least=False,
-        ours=f"{1e9 * each:.0f} CPU-ns",
-        peer=f"{1e9 * narrow_each:.0f} CPU-ns",
-        note=f"{WIDE.values / 1e6:.0f} M values, against {NARROW.features} features",
-    )
+    name = f"wide {stage}: time a value / narrow"
+    note = f"{WIDE.values / 1e6:.0f} M values, against {NARROW.features} features"
+    each, narrow_each = 1e9 * wide.seconds / WIDE.values, 1e9 * narrow.seconds / NARROW.values
+    yield Row.ratio(name, each, narrow_each, "{:.0f} CPU-ns", goal=time_goal, note=note)
 
 
 def write_log(path: Path, shape: Shape, seed: int) -> None:
@@ -193,12 +187,10 @@ def table_rows(rows: int, repeats: int = 5) -> Iterator[Row]:
     assert used is not None
     sent, all_rows = len(used) * (8 + 4 * _DIMENSIONS), 4 * rows * _DIMENSIONS
     note = f"{rows:,} rows of {_DIMENSIONS}, Adam; {_LISTS * _SHORT:,} documents use {len(used):,} rows"
-    took, dense_took = (f"{1000 * seconds:.0f} CPU-ms" for seconds in (host_s, dense_s))
     name = "a step with a table on the host / with a dense one"
-    yield Row(name, host_s / dense_s, took, dense_took, note, goal=0.5, at_least=False)
-    sent_mb, dense_mb = (f"{size / 1e6:.2f} MB" for size in (sent, all_rows))
+    yield Row.ratio(name, host_s / 1e-3, dense_s / 1e-3, "{:.0f} CPU-ms", goal=0.5, note=note)
     name = "bytes that a worker sends of a table in a step: used rows / dense gradient"
-    yield Row(name, sent / all_rows, sent_mb, dense_mb, note, goal=0.01, at_least=False)
+    yield Row.ratio(name, sent / 1e6, all_rows / 1e6, "{:.2f} MB", goal=0.01, note=note)
 
 
 def _lists() -> QueryGroups:
@@ -234,27 +226,25 @@ _NO_OUTLIERS = OutlierDetector(data="", features=(), gap=None, share=0, rules={}
 T = TypeVar("T")
 
 
-def bench_scale(*, sizes: Sequence[int] = SIZES) -> Iterator[Row]:
+def bench_scale() -> Iterator[Row]:
     """A row for each work and size, with its growth from one size to the next."""
     with storage.scratch.directory() as folder:
-        urls = {size: f"{folder}/{size}" for size in (_SMALL, *sizes)}
+        urls = {size: f"{folder}/{size}" for size in (_SMALL, *SIZES)}
         for size, url in urls.items():
             write_manifests(url, size)
         for name, (work, seconds, megabytes) in WORKS.items():
-            costs = [cost(work, urls[size], urls[_SMALL]) for size in sizes]
-            yield from _rows_by_size(name, sizes, costs, seconds, megabytes)
+            costs = [cost(work, urls[size], urls[_SMALL]) for size in SIZES]
+            yield from _rows_by_size(name, costs, seconds, megabytes)
 
 
-def _rows_by_size(
-    name: str, sizes: Sequence[int], costs: Sequence[Cost], seconds: float, megabytes: int
-) -> Iterator[Row]:
+def _rows_by_size(name: str, costs: Sequence[Cost], seconds: float, megabytes: int) -> Iterator[Row]:
     """The figures of each size; the last has the goals: at most 1.2 times the growth of the data, and in bounds."""
-    for number, (size, taken) in enumerate(zip(sizes, costs, strict=True)):
+    for number, (size, taken) in enumerate(zip(SIZES, costs, strict=True)):
         growth = None
         if number:
-            growth = taken.seconds / max(costs[number - 1].seconds, 0.05) / (size / sizes[number - 1])
+            growth = taken.seconds / max(costs[number - 1].seconds, 0.05) / (size / SIZES[number - 1])
         took, title = f"{taken.seconds:.2f} s, {taken.memory / 2**20:.0f} MB", f"{name}, {size:,} row groups"
-        last = size == sizes[-1]
+        last = size == SIZES[-1]
         note = f"time by row groups; {taken.result}"
         yield Row(title, growth, took, note=note, goal=1.2 if last else None, at_least=False)
         if last:

@@ -83,12 +83,17 @@ class Row:
         return cls(name, peer_s / ours_s, ours, peer, note, goal)
 
     @classmethod
-    def cost(
-        cls, name: str, n: int, ours_s: float, peer_s: float, *, goal: float | None = None, note: str = ""
+    def ratio(
+        cls, name: str, ours: float, peer: float, unit: str, *, goal: float | None = None, note: str = ""
     ) -> "Row":
-        """How many times the time of the peer we take for each of `n` documents."""
-        ours, peer = (f"{1e6 * seconds / n:.1f} us/doc" for seconds in (ours_s, peer_s))
-        return cls(name, ours_s / peer_s, ours, peer, note, goal, at_least=False)
+        """How many times what the peer takes we take; `unit` is the format of both.
+
+        Example:
+            >>> row = Row.ratio("a step", 3.0, 2.0, "{:.1f} CPU-s", goal=1.2)
+            >>> row.figure, row.ours, row.peer, row.met
+            (1.5, '3.0 CPU-s', '2.0 CPU-s', False)
+        """
+        return cls(name, ours / peer, unit.format(ours), unit.format(peer), note, goal, at_least=False)
 
     @classmethod
     def memory(
@@ -101,8 +106,7 @@ class Row:
         note: str = "growth of peak resident memory, one process each",
     ) -> "Row":
         """How many times the bytes of the peer we take."""
-        megabytes, of_peer = (f"{size / 2**20:.0f} MB" for size in (ours, peer))
-        return cls(name, ours / peer, megabytes, of_peer, note, goal, at_least=False)
+        return cls.ratio(name, ours / 2**20, peer / 2**20, "{:.0f} MB", goal=goal, note=note)
 
 
 def _in_thousands(rate: float) -> str:

@@ -128,15 +128,9 @@ def _time(folder: str) -> Row:
     matrices = [*_matrices(folder)]
     works = lambda: _train(folder, _TREES), lambda: _boost_directly(matrices, _TREES)
     ours, peer = cpu_seconds(*works, repeats=2, warm=True)
-    return Row(
-        name="trees: training time, from a data set / from a matrix",
-        figure=ours / peer,
-        goal=1.05,
-        at_least=False,
-        ours=f"{ours:.1f} CPU-s",
-        peer=f"{peer:.1f} CPU-s",
-        note=f"{_USUAL:,} lists, {_TREES} trees, reading included; the peer's matrix is in memory already",
-    )
+    name = "trees: training time, from a data set / from a matrix"
+    note = f"{_USUAL:,} lists, {_TREES} trees, reading included; the peer's matrix is in memory already"
+    return Row.ratio(name, ours, peer, "{:.1f} CPU-s", goal=1.05, note=note)
 
 
 def _scoring(folder: str, scored: str) -> Row:

@@ -48,17 +48,13 @@ def bench_contrast() -> Iterator[Row]:
     """The loss of SimCLR-Rank against its padded form and by the length of lists, and its step against SimSiam's."""
     yield _against_padding()
     short, long = (cost(_loss_at_length, length, 8).memory / DOCUMENTS for length in (32, 512))
-    yield Row(
-        name="within-group InfoNCE: peak memory per document, L = 512 / L = 32",
-        figure=long / short,
-        goal=1.2,
-        at_least=False,
-        ours=f"{long:.0f} B/doc",
-        peer=f"{short:.0f} B/doc",
-        note="growth of peak resident memory, one process each",
-    )
+    name = "within-group InfoNCE: peak memory per document, L = 512 / L = 32"
+    note = "growth of peak resident memory, one process each"
+    yield Row.ratio(name, long, short, "{:.0f} B/doc", goal=1.2, note=note)
     works = [_loss_work(torch.full((4096 // length,), length), simclr_rank)[0] for length in (512, 128)]
-    yield Row.cost("within-group InfoNCE: time per document, L = 512 / L = 128", 4096, *cpu_seconds(*works), goal=3.2)
+    long_s, short_s = (seconds / (4096 / 1e6) for seconds in cpu_seconds(*works))
+    name = "within-group InfoNCE: time per document, L = 512 / L = 128"
+    yield Row.ratio(name, long_s, short_s, "{:.1f} us/doc", goal=3.2)
     yield _contrast_step()
 
 
@@ -83,13 +79,11 @@ def _contrast_step() -> Row:
     # the authors' networks: projectors as deep as in the public code; SimSiam adds a predictor
     simclr = SimCLRRankConfig(temperature=TEMPERATURE, projector=ProjectorConfig(layers=3, output=EMBEDDING))
     simsiam, cpu = SimSiamConfig(projector=ProjectorConfig(layers=2, batch_norm=True)), torch.device("cpu")
-    return Row.cost(
-        "pretraining step, 3-block ResNet of width 136: cost, SimCLR-Rank / SimSiam",
-        groups.n_documents,
-        *cpu_seconds(*(pretext_step(method, RESNET, cpu, groups) for method in (simclr, simsiam)), repeats=5),
-        goal=1.15,
-        note="float32; augmentation, network, loss, gradient and update",
-    )
+    works = (pretext_step(method, RESNET, cpu, groups) for method in (simclr, simsiam))
+    ours_s, peer_s = (seconds / (groups.n_documents / 1e6) for seconds in cpu_seconds(*works, repeats=5))
+    name = "pretraining step, 3-block ResNet of width 136: cost, SimCLR-Rank / SimSiam"
+    note = "float32; augmentation, network, loss, gradient and update"
+    return Row.ratio(name, ours_s, peer_s, "{:.1f} us/doc", goal=1.15, note=note)
 
 
 def _loss_work(lengths_Q: Tensor, loss: Callable[..., Tensor]) -> tuple[Callable[[], None], int]:
