@@ -7,9 +7,8 @@ Shapes: N documents, Q groups, Q1 = Q + 1 offsets, L the longest list, K the fir
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import lightgbm
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -116,10 +115,10 @@ def _against_lightgbm() -> Iterator[Row]:
         )
 
 
-def _booster(
-    objective: str, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, **parameters: int
-) -> lightgbm.Booster:
+def _booster(objective: str, scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, **parameters: int) -> Any:
     """A booster whose scores hardly change from these, so every round does the same work."""
+    import lightgbm  # takes seconds, which the processes that measure memory spare
+
     stump = {"num_leaves": 2, "max_bin": 3, "min_data_in_leaf": 1, "learning_rate": 1e-9}
     settings = {"objective": objective, "num_threads": 1, "verbosity": -1, **stump, **parameters}
     feature_N1 = np.random.default_rng(0).normal(size=(len(scores_N), 1))

@@ -10,7 +10,6 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
-from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
@@ -151,17 +150,7 @@ def cost(work: Callable[[T], object], argument: T, *warm_up: T) -> Cost:
 
     With `warm_up`, something small, the work first runs on that, so that imports and buffers do not count.
     """
-    if not warm_up:
-        return apart(_cost, work, argument, warm_up)
-    with ProcessPoolExecutor(1, mp_context=imported()) as pool:  # what it shares with others has been touched
-        return pool.submit(_cost, work, argument, warm_up).result()
-
-
-def imported() -> ForkServerContext:
-    """Processes that start with all benchmarks imported, and without the memory of this one."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload(["jobs.bench.bench"])
-    return context
+    return apart(_cost, work, argument, warm_up)
 
 
 def _cost(work: Callable[[T], object], argument: T, warm_up: Iterable[T]) -> Cost:
