@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 import torch
 
 from jobs.bench.device import Repeated
-from jobs.bench.measure import Cost, Row, cost, plain_features, run_stage, select_all
+from jobs.bench.measure import Cost, Row, costs, plain_features, run_stage, select_all
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.disjoint import check_disjoint
@@ -98,20 +98,20 @@ GOALS = {
 def bench_wide() -> Iterator[Row]:
     """Prepare, statistics, pretraining, trees and scoring of wide data, and a table of rows on the host."""
     with storage.scratch.directory() as folder:
-        wide, narrow = (costs(folder / str(shape.features), shape) for shape in (WIDE, NARROW))
+        wide, narrow = (costs_of_stages(folder / str(shape.features), shape) for shape in (WIDE, NARROW))
     for stage in GOALS:
         yield from _rows(stage, wide[stage], narrow[stage])
     yield from table_rows(TABLE_ROWS)
 
 
-def costs(folder: Path, shape: Shape) -> dict[str, Cost]:
+def costs_of_stages(folder: Path, shape: Shape) -> dict[str, Cost]:
     """What each stage takes for lists of a shape."""
     folder.mkdir()
     for period, its_shape in zip(_PERIODS, (shape, shape._replace(long=0), shape._replace(long=0)), strict=True):
         write_log(folder / f"{period}.parquet", its_shape, seed=len(period))
     prepare = partial(_prepare, features=shape.features)
     works: tuple[Callable[[str], object], ...] = (prepare, _fit, _pretrain, _grow, _score)
-    return {stage: cost(work, str(folder)) for stage, work in zip(GOALS, works, strict=True)}
+    return {stage: costs(work, str(folder))[0] for stage, work in zip(GOALS, works, strict=True)}
 
 
 def _rows(stage: str, wide: Cost, narrow: Cost) -> Iterator[Row]:
@@ -233,23 +233,24 @@ def bench_scale() -> Iterator[Row]:
         for size, url in urls.items():
             write_manifests(url, size)
         for name, (work, seconds, megabytes) in WORKS.items():
-            costs = [cost(work, urls[size], urls[_SMALL]) for size in SIZES]
-            yield from _rows_by_size(name, costs, seconds, megabytes)
+            small, *others, large = urls.values()
+            _, *taken = costs(work, small, *others)
+            yield from _rows_by_size(name, [*taken, costs(work, small, large)[-1]], seconds, megabytes)
 
 
-def _rows_by_size(name: str, costs: Sequence[Cost], seconds: float, megabytes: int) -> Iterator[Row]:
+def _rows_by_size(name: str, taken: Sequence[Cost], seconds: float, megabytes: int) -> Iterator[Row]:
     """The figures of each size; the last has the goals: at most 1.2 times the growth of the data, and in bounds."""
-    for number, (size, taken) in enumerate(zip(SIZES, costs, strict=True)):
+    for number, (size, cost) in enumerate(zip(SIZES, taken, strict=True)):
         growth = None
         if number:
-            growth = taken.seconds / max(costs[number - 1].seconds, 0.05) / (size / SIZES[number - 1])
-        took, title = f"{taken.seconds:.2f} s, {taken.memory / 2**20:.0f} MB", f"{name}, {size:,} row groups"
+            growth = cost.seconds / max(taken[number - 1].seconds, 0.05) / (size / SIZES[number - 1])
+        took, title = f"{cost.seconds:.2f} s, {cost.memory / 2**20:.0f} MB", f"{name}, {size:,} row groups"
         last = size == SIZES[-1]
-        note = f"time by row groups; {taken.result}"
+        note = f"time by row groups; {cost.result}"
         yield Row(title, growth, took, note=note, goal=1.2 if last else None, at_least=False)
         if last:
-            yield Row(f"{title}: seconds", taken.seconds, took, goal=seconds, at_least=False)
-            yield Row(f"{title}: MB", taken.memory / 2**20, took, goal=megabytes, at_least=False)
+            yield Row(f"{title}: seconds", cost.seconds, took, goal=seconds, at_least=False)
+            yield Row(f"{title}: MB", cost.memory / 2**20, took, goal=megabytes, at_least=False)
 
 
 def write_manifests(url: str, row_groups: int) -> None:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from jobs.bench.measure import LABEL_SHARES, Row, cost, mslr_offsets, same_draws
+from jobs.bench.measure import LABEL_SHARES, Row, costs, mslr_offsets, same_draws
 from ltrscale.config import by_kind
 from ltrscale.processor import Timings, cpu_seconds
 from ltrscale.ranking import pairwise
@@ -58,7 +58,7 @@ def measure(kind: str, groups: int = GROUPS) -> Iterator[Row]:
     yield _time(kind, peer, groups)
     if peer is not None:
         many = 16 * groups if peer.linear else groups  # of what takes a few bytes a document
-        ours, padded = (cost(partial(_work_by_kind, kind, padded), many, 4).memory for padded in (False, True))
+        ours, padded = (costs(partial(_work_by_kind, kind, padded), 4, many)[-1].memory for padded in (False, True))
         name = f"{kind}, forward and backward: peak memory, ragged / padded to the longest list"
         yield Row.memory(name, ours, padded, goal=1.0 if peer.linear else 0.5)
 

@@ -145,32 +145,33 @@ class Cost(NamedTuple):
     result: Any
 
 
-def cost(work: Callable[[T], object], argument: T, *warm_up: T) -> Cost:
-    """What a work takes in a process of its own (on Linux), on one thread.
+def costs(work: Callable[[T], object], *arguments: T) -> list[Cost]:
+    """What a work takes in a process of its own (on Linux), on one thread, for each argument in turn.
 
-    With `warm_up`, something small, the work first runs on that, so that imports and buffers do not count.
+    The first may be something small, so that imports and buffers count there and not in the others.
     """
-    return apart(_cost, work, argument, warm_up)
+    return apart(_costs, work, arguments)
 
 
-def _cost(work: Callable[[T], object], argument: T, warm_up: Iterable[T]) -> Cost:
+def _costs(work: Callable[[T], object], arguments: Iterable[T]) -> list[Cost]:
     torch.set_num_threads(1)
-    for small in warm_up:
-        work(small)
-    memory, start = resident_peak(), time.process_time()
-    result = work(argument)
-    return Cost(resident_peak() - memory, time.process_time() - start, result)
+    taken = []
+    for argument in arguments:
+        memory, start = resident_peak(), time.process_time()
+        result = work(argument)
+        taken.append(Cost(resident_peak() - memory, time.process_time() - start, result))
+    return taken
 
 
-def peak_own_bytes(work: Callable[[T], object], argument: T, warm_up: T) -> int:
-    """As the memory of `cost`, without pages of memory-mapped files, which the system can reclaim.
+def peak_own_bytes(work: Callable[[T], object], warm_up: T, argument: T) -> int:
+    """As the memory of `costs`, without pages of memory-mapped files, which the system can reclaim.
 
     The memory is sampled every few milliseconds.
     """
-    return apart(_own_growth, work, argument, warm_up)
+    return apart(_own_growth, work, warm_up, argument)
 
 
-def _own_growth(work: Callable[[T], object], argument: T, warm_up: T) -> int:
+def _own_growth(work: Callable[[T], object], warm_up: T, argument: T) -> int:
     torch.set_num_threads(1)
     work(warm_up)
     before = peak = _status_bytes("RssAnon")

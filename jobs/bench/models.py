@@ -55,7 +55,7 @@ def bench_trees() -> Iterator[Row]:
     with storage.scratch.directory() as folder:
         large, usual, few = (_write(f"{folder}/{groups}", groups) for groups in (_LARGE, _USUAL, _FEW))
         works = partial(_train, trees=_TREES_FOR_MEMORY), _train_a_little_directly
-        ours, peer = (peak_own_bytes(work, large, few) for work in works)
+        ours, peer = (peak_own_bytes(work, few, large) for work in works)
         yield Row.memory(
             "trees: peak memory, from a data set / from a matrix",
             ours,

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jobs.bench.device import RESNET, lists, pretext_step
-from jobs.bench.measure import Row, cost, mslr_offsets, same_draws, select_all, write_dataset
+from jobs.bench.measure import Row, costs, mslr_offsets, same_draws, select_all, write_dataset
 from ltrscale import storage
 from ltrscale.batch import to_offsets
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
@@ -47,7 +47,7 @@ DOCUMENTS = 1 << 15  # of the memory measurements, whose lists all have the same
 def bench_contrast() -> Iterator[Row]:
     """The loss of SimCLR-Rank against its padded form and by the length of lists, and its step against SimSiam's."""
     yield _against_padding()
-    short, long = (cost(_loss_at_length, length, 8).memory / DOCUMENTS for length in (32, 512))
+    short, long = (costs(_loss_at_length, 8, length)[-1].memory / DOCUMENTS for length in (32, 512))
     name = "within-group InfoNCE: peak memory per document, L = 512 / L = 32"
     note = "growth of peak resident memory, one process each"
     yield Row.ratio(name, long, short, "{:.0f} B/doc", goal=1.2, note=note)
@@ -138,7 +138,7 @@ MEDIAN, SPREAD, LONGEST = 45, 0.6, 128
 def bench_text(sequences: int = SEQUENCES) -> Iterator[Row]:
     """Tokens per second and peak memory of a step, forward and backward."""
     yield _text_speed(sequences)
-    ours, peer = (cost(partial(_run_step, form), sequences, 8).memory for form in (ragged, padded))
+    ours, peer = (costs(partial(_run_step, form), 8, sequences)[-1].memory for form in (ragged, padded))
     yield Row.memory("encoder of text, forward and backward: peak memory, ragged / padded to the longest", ours, peer)
 
 

@@ -22,7 +22,7 @@ KINDS = [kind_of(cls) for cls in members(LossConfig)]
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_loss_is_timed_beside_its_padded_form_if_it_has_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "cost", lambda *_: Cost(1, 1.0, None))  # a process each
+    monkeypatch.setattr(losses, "costs", lambda *_: [Cost(1, 1.0, None)])  # a process each
     row, *memory = losses.measure(kind, groups=4)
     assert row.name.startswith(f"{kind}, ")
     assert row.ours.endswith(" docs/CPU-s")
@@ -101,7 +101,7 @@ def test_a_step_of_every_objective_and_through_every_encoder_is_counted(cls: typ
 
 @pytest.mark.slow
 def test_the_encoder_of_text_is_timed_beside_its_padded_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "cost", lambda *_: Cost(1, 1.0, None))  # a process each
+    monkeypatch.setattr(training, "costs", lambda *_: [Cost(1, 1.0, None)])  # a process each
     speed, memory = training.bench_text(sequences=4)
     assert speed.goal == 1.5
     assert speed.figure
@@ -126,7 +126,7 @@ def test_scoring_is_timed_beside_a_bare_loop() -> None:
 @pytest.mark.slow
 def test_every_stage_takes_a_list_above_its_budget_of_documents(tmp_path: Path) -> None:
     shape = growth.Shape(features=100, length=9000, long=1, short=60)
-    taken = growth.costs(tmp_path / "wide", shape)
+    taken = growth.costs_of_stages(tmp_path / "wide", shape)
     assert taken.keys() == growth.GOALS.keys()
     # ten times the list, and what a process keeps for small data
     assert max(cost.memory for cost in taken.values()) < 10 * shape.longest_bytes + (400 << 20)
