@@ -7,20 +7,13 @@ on test, and lets the ranker learn once more from all labels. The leaderboard is
   python -m jobs.auto --data runs/data --out runs/auto --budget 90
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.experiments.auto.auto import AutoJob
-
-    return AutoJob, AutoJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out data budget splits.train.periods splits.train.relevant_groups splits.validation.periods splits.test.periods
 evaluate.ndcg_at evaluate.slices refit seed workers.number
 """
-COMMAND = Command("auto", _job, __doc__, _KEYS, flags="data out budget")
+COMMAND = Command("auto", of_class("ltrscale.experiments.auto.auto:AutoJob"), __doc__, _KEYS, flags="data out budget")
 
 if __name__ == "__main__":
     main(COMMAND)

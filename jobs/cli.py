@@ -12,6 +12,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType, TracebackType
 from typing import Any
 
@@ -27,6 +28,18 @@ from ltrscale.signals import ending_on_signal
 
 Job = tuple[type[Any], Callable[[Any], object]]
 """The class of a job's config, and the function that is called with one."""
+
+
+def of_class(place: str) -> Callable[[], Job]:
+    """The job of a class, `package.module:Class`, that has a method `run`; imported when it is called."""
+
+    def job() -> Job:
+        cls = resolve_name(place)
+        return cls, cls.run
+
+    return job
+
+
 _AS_MODULE = "python -m jobs."
 CONFIGS = Path(__file__).with_name("configs")
 """The configs that come with the jobs."""

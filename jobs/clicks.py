@@ -14,20 +14,13 @@ log cannot test. If they overlap, the propensities are what
 `click_ratio_weights` and `dla` are to find. docs/clicks.md explains each table.
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.evaluation.click_log import ClicksJob
-
-    return ClicksJob, ClicksJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out log log.data log.periods held_out query depth sessions
 relevant_from ndcg_at
 """
-COMMAND = Command("clicks", _job, __doc__, _KEYS)
+COMMAND = Command("clicks", of_class("ltrscale.evaluation.click_log:ClicksJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

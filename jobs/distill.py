@@ -12,14 +12,7 @@ After `make compare`:
           validation: {periods: 2026-W06}, test: {periods: 2026-W07}}'
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.experiments.distill import DistillJob
-
-    return DistillJob, DistillJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out data teacher scores
@@ -28,7 +21,7 @@ splits.train splits.train.periods splits.train.labelled_fraction splits.validati
 direct direct.num_trees direct.learning_rate direct.num_leaves
 evaluate.ndcg_at ray workers.number
 """
-COMMAND = Command("distill", _job, __doc__, _KEYS)
+COMMAND = Command("distill", of_class("ltrscale.experiments.distill:DistillJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

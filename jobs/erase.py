@@ -6,16 +6,9 @@ After `make compare`, the query groups whose ids are in a file:
       --set under=runs
 """
 
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main, of_class
 
-
-def _job() -> Job:
-    from ltrscale.derive.erase import EraseJob
-
-    return EraseJob, EraseJob.run
-
-
-COMMAND = Command("erase", _job, __doc__)
+COMMAND = Command("erase", of_class("ltrscale.derive.erase:EraseJob"), __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -19,14 +19,7 @@ docs/methods.md has the language of conditions and all columns.
 training, and the drift of features and scores.
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
-
-    return EvaluateJob, EvaluateJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out evaluate.models evaluate.scores
@@ -36,7 +29,7 @@ evaluate.baseline evaluate.ndcg_at evaluate.precision_at evaluate.primary_cutoff
 evaluate.policy evaluate.clicks evaluate.slices evaluate.slice_by evaluate.by_period
 evaluate.outliers.gap evaluate.outliers.known evaluate.resamples ray
 """
-COMMAND = Command("evaluate", _job, __doc__, _KEYS)
+COMMAND = Command("evaluate", of_class("ltrscale.evaluation.measure.evaluate_job:EvaluateJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -16,16 +16,11 @@ with each feature permuted in one of two views.
       --data runs/demo/data --set periods=2026-W01..2026-W05 --out runs/contrast
 """
 
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main, of_class
 
-
-def _job() -> Job:
-    from ltrscale.evaluation.measure.explain import ExplainJob
-
-    return ExplainJob, ExplainJob.run
-
-
-COMMAND = Command("explain", _job, __doc__, flags="bundle data out")
+COMMAND = Command(
+    "explain", of_class("ltrscale.evaluation.measure.explain:ExplainJob"), __doc__, flags="bundle data out"
+)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -12,16 +12,9 @@ Into MLflow's model registry, as a model that `mlflow.pyfunc` loads:
       --set registry.name=demo --set registry.store=sqlite:///runs/mlflow.db
 """
 
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main, of_class
 
-
-def _job() -> Job:
-    from ltrscale.serving.export import ExportJob
-
-    return ExportJob, ExportJob.run
-
-
-COMMAND = Command("export", _job, __doc__, flags="to")
+COMMAND = Command("export", of_class("ltrscale.serving.export:ExportJob"), __doc__, flags="to")
 
 if __name__ == "__main__":
     main(COMMAND)

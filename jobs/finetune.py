@@ -8,14 +8,7 @@ After `make compare`:
       --set 'splits.test={data: runs/demo/data, periods: 2026-W07..2026-W08}'
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.training.finetune import FinetuneJob
-
-    return FinetuneJob, FinetuneJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out pretrained
@@ -25,7 +18,7 @@ finetune.head_epochs finetune.epochs finetune.patience finetune.validation_metri
 finetune.stream.docs_per_batch finetune.optimizer.learning_rate finetune.optimizer.schedule
 finetune.seed finetune.device workers.number workers.gpus fresh
 """
-COMMAND = Command("finetune", _job, __doc__, _KEYS)
+COMMAND = Command("finetune", of_class("ltrscale.training.finetune:FinetuneJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -24,14 +24,7 @@ which is, in short:
 The same command with --plan says, before a candidate is trained, how many groups the margin needs.
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.evaluation.gate import GateJob
-
-    return GateJob, GateJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out production candidate
@@ -41,7 +34,7 @@ bounds.refuse bounds.margin bounds.slice_margin bounds.groups bounds.expected
 bounds.drifted bounds.feature_psi bounds.moving bounds.score_psi
 plan_from ray
 """
-COMMAND = Command("gate", _job, __doc__, _KEYS)
+COMMAND = Command("gate", of_class("ltrscale.evaluation.gate:GateJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -8,20 +8,13 @@ After `make compare`:
       --set 'test={data: runs/demo/data, periods: 2026-W07..2026-W08}'
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.evaluation.interleave import InterleaveJob
-
-    return InterleaveJob, InterleaveJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out models scores test test.data test.periods test.labels
 impressions user noise max_relevance depth eta metric seed
 """
-COMMAND = Command("interleave", _job, __doc__, _KEYS)
+COMMAND = Command("interleave", of_class("ltrscale.evaluation.interleave:InterleaveJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

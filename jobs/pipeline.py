@@ -9,14 +9,7 @@ stands for the name of the fold, and summarises all folds.
       --set 'folds=[Fold1, Fold2]' --set out=runs/two-folds
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.experiments.pipeline import PipelineJob
-
-    return PipelineJob, PipelineJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out folds data prepare relabel
@@ -26,7 +19,7 @@ methods.NAME.pretrain.epochs methods.NAME.pretrained_as methods.NAME.finetune.lo
 methods.NAME.finetune.network.encoder methods.NAME.finetune.epochs
 evaluate.baseline evaluate.ndcg_at evaluate_on refit.methods workers.number
 """
-COMMAND = Command("pipeline", _job, __doc__, _KEYS)
+COMMAND = Command("pipeline", of_class("ltrscale.experiments.pipeline:PipelineJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

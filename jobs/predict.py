@@ -10,17 +10,10 @@ What the rows have that training had not is said, feature by feature; with
 in `predictions/next_week-explained` says why the first item of each query is first.
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.scoring.predict import PredictJob
-
-    return PredictJob, PredictJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = "out bundle inputs inputs.0.path inputs.0.period source sort meta max_rejected refuse add explain ray workers"
-COMMAND = Command("predict", _job, __doc__, _KEYS, flags="bundle inputs out")
+COMMAND = Command("predict", of_class("ltrscale.scoring.predict:PredictJob"), __doc__, _KEYS, flags="bundle inputs out")
 
 if __name__ == "__main__":
     main(COMMAND)

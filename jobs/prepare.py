@@ -7,14 +7,7 @@ From LETOR text, where each file becomes a period:
                              {path: test.txt, period: test}]'
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.ingest.prepare import PrepareJob
-
-    return PrepareJob, PrepareJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out prepare.inputs prepare.inputs.0.path prepare.inputs.0.period
@@ -25,7 +18,7 @@ prepare.source.joins
 prepare.sort prepare.add prepare.max_rejected prepare.expect
 synthetic synthetic.weeks synthetic.groups_per_week ray
 """
-COMMAND = Command("prepare", _job, __doc__, _KEYS)
+COMMAND = Command("prepare", of_class("ltrscale.ingest.prepare:PrepareJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

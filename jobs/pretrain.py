@@ -15,14 +15,7 @@ minutes of a GPU, as for the weights of the package (docs/results/in-context.md)
       --set in_context.problems.at_once=64
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.training.pretrain import PretrainJob
-
-    return PretrainJob, PretrainJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out train.data train.periods
@@ -34,7 +27,7 @@ pretrain.seed pretrain.device pretrain.precision pretrain.keep_every
 in_context in_context.steps in_context.minutes
 workers.number workers.gpus fresh
 """
-COMMAND = Command("pretrain", _job, __doc__, _KEYS)
+COMMAND = Command("pretrain", of_class("ltrscale.training.pretrain:PretrainJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -13,21 +13,14 @@ committed scores, or from a Parquet or CSV table of query, item, label and score
                              periods: 2026-W07..2026-W08}}'
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.evaluation.measure.reconcile import ReconcileJob
-
-    return ReconcileJob, ReconcileJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out source source.path source.query source.item source.label source.score source.bundle source.scores
 source.split source.split.data source.split.periods source.split.labels
 metrics relevant_from programs
 """
-COMMAND = Command("reconcile", _job, __doc__, _KEYS)
+COMMAND = Command("reconcile", of_class("ltrscale.evaluation.measure.reconcile:ReconcileJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

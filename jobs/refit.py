@@ -7,17 +7,10 @@ start from are those that the bundle records. After the example of `jobs.train_g
       --set 'also={data: runs/demo/data, periods: 2026-W07..2026-W08}'
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.experiments.refit import RefitJob
-
-    return RefitJob, RefitJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = "out bundle also also.data also.periods also.labels workers.number workers.gpus workers.cpus fresh"
-COMMAND = Command("refit", _job, __doc__, _KEYS)
+COMMAND = Command("refit", of_class("ltrscale.experiments.refit:RefitJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -10,14 +10,7 @@ Of a data set with tokens of queries and documents:
   python -m jobs.relabel --config jobs/configs/data/match-nfcorpus.yaml
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.derive.relabel import RelabelJob
-
-    return RelabelJob, RelabelJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out data relabel.steps relabel.steps.0.periods relabel.steps.0.fraction
@@ -25,7 +18,7 @@ relabel.steps.0.tau relabel.steps.0.documents relabel.steps.0.copies relabel.ste
 relabel.steps.0.jitter relabel.steps.0.depth relabel.steps.0.alpha relabel.steps.0.delta relabel.steps.0.extra
 relabel.steps.0.counted relabel.steps.0.statistics relabel.seed
 """
-COMMAND = Command("relabel", _job, __doc__, _KEYS)
+COMMAND = Command("relabel", of_class("ltrscale.derive.relabel:RelabelJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -11,16 +11,9 @@ After the example of `python -m jobs.evaluate --help`:
   python -m jobs.report --set evaluation=runs/report --set out=runs/page
 """
 
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main, of_class
 
-
-def _job() -> Job:
-    from ltrscale.experiments.report.make import ReportJob
-
-    return ReportJob, ReportJob.run
-
-
-COMMAND = Command("report", _job, __doc__)
+COMMAND = Command("report", of_class("ltrscale.experiments.report.make:ReportJob"), __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

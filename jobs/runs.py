@@ -5,16 +5,9 @@ After `make compare`, a list, and with `--compare "[runs/a, runs/b]"` two runs s
   python -m jobs.runs runs
 """
 
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main, of_class
 
-
-def _job() -> Job:
-    from ltrscale.experiments.runs import RunsJob
-
-    return RunsJob, RunsJob.run
-
-
-COMMAND = Command("runs", _job, __doc__, flags="compare", argument="under")
+COMMAND = Command("runs", of_class("ltrscale.experiments.runs:RunsJob"), __doc__, flags="compare", argument="under")
 
 if __name__ == "__main__":
     main(COMMAND)

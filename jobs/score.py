@@ -6,16 +6,9 @@ After `make compare`:
       --set data=runs/demo/data --set bundle=runs/demo/seed-0/simclr_rank/model
 """
 
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main, of_class
 
-
-def _job() -> Job:
-    from ltrscale.scoring.score import ScoreJob
-
-    return ScoreJob, ScoreJob.run
-
-
-COMMAND = Command("score", _job, __doc__)
+COMMAND = Command("score", of_class("ltrscale.scoring.score:ScoreJob"), __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -7,16 +7,9 @@ r"""Make the log of a news portal with any number of lists, hour by hour, to try
       --set log.days=1 --set log.first_day=2026-03-16
 """
 
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main, of_class
 
-
-def _job() -> Job:
-    from ltrscale.simulate.portal import PortalLog
-
-    return PortalLog, PortalLog.run
-
-
-COMMAND = Command("simulate", _job, __doc__)
+COMMAND = Command("simulate", of_class("ltrscale.simulate.portal:PortalLog"), __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

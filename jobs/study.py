@@ -7,14 +7,7 @@ jobs.prepare makes with prepare-mq2008.yaml:
       --workers 2 --set out=runs/mine
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.experiments.study import StudyJob
-
-    return StudyJob, StudyJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out data splits.train.periods splits.validation.periods splits.test.periods
@@ -24,7 +17,7 @@ methods.NAME.pretrain.augment methods.NAME.pretrain.epochs methods.NAME.pretrain
 methods.NAME.finetune.network.encoder methods.NAME.finetune.epochs
 control evaluate.baseline evaluate.ndcg_at workers.number
 """
-COMMAND = Command("study", _job, __doc__, _KEYS)
+COMMAND = Command("study", of_class("ltrscale.experiments.study:StudyJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -8,14 +8,7 @@ After `make compare`:
       --set 'splits.test={data: runs/demo/data, periods: 2026-W07..2026-W08}'
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.trees.gbdt import GBDTJob
-
-    return GBDTJob, GBDTJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out
@@ -24,7 +17,7 @@ gbdt gbdt.objective gbdt.num_trees gbdt.learning_rate gbdt.num_leaves gbdt.min_d
 gbdt.feature_fraction gbdt.bagging_fraction gbdt.early_stopping_rounds gbdt.stop_on gbdt.label_gain gbdt.targets
 gbdt.seed gbdt.num_threads ensemble workers.number
 """
-COMMAND = Command("train_gbdt", _job, __doc__, _KEYS)
+COMMAND = Command("train_gbdt", of_class("ltrscale.trees.gbdt:GBDTJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

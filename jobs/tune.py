@@ -11,21 +11,14 @@ After `make compare`:
           test: {data: runs/demo/data, periods: 2026-W07..2026-W08}}'
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.tuning.tune import TuneJob
-
-    return TuneJob, TuneJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out job job.splits job.gbdt job.pretrain job.finetune job.pretrained
 space space.NAME.low space.NAME.high space.NAME.log space.NAME.integer space.NAME.choices space.NAME.when
 trials concurrent search.kind search.seed search.startup asha cpus gpus fresh
 """
-COMMAND = Command("tune", _job, __doc__, _KEYS)
+COMMAND = Command("tune", of_class("ltrscale.tuning.tune:TuneJob"), __doc__, _KEYS)
 
 if __name__ == "__main__":
     main(COMMAND)

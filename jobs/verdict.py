@@ -15,16 +15,9 @@ has several arms. Before the planned end there is no verdict.
 With plan=0.05 and the log of a past time, it says how many users it takes to find a lift of 5%.
 """
 
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main, of_class
 
-
-def _job() -> Job:
-    from ltrscale.evaluation.verdict import VerdictJob
-
-    return VerdictJob, VerdictJob.run
-
-
-COMMAND = Command("verdict", _job, __doc__)
+COMMAND = Command("verdict", of_class("ltrscale.evaluation.verdict:VerdictJob"), __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -11,21 +11,14 @@ the present one back into service:
   python -m jobs.weekly --config jobs/configs/start/weekly.yaml --inputs W12.csv
 """
 
-from jobs.cli import Command, Job, main
-
-
-def _job() -> Job:
-    from ltrscale.experiments.weekly import WeeklyJob
-
-    return WeeklyJob, WeeklyJob.run
-
+from jobs.cli import Command, main, of_class
 
 _KEYS = """
 out pipeline method inputs production splits.train.periods splits.validation.periods splits.test.periods
 max_rejected bounds.refuse bounds.margin bounds.groups bounds.drifted bounds.feature_psi bounds.moving
 bounds.expected bounds.score_psi refit export registry.name registry.store rollback dry_run ray
 """
-COMMAND = Command("weekly", _job, __doc__, _KEYS, flags="inputs")
+COMMAND = Command("weekly", of_class("ltrscale.experiments.weekly:WeeklyJob"), __doc__, _KEYS, flags="inputs")
 
 if __name__ == "__main__":
     main(COMMAND)

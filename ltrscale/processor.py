@@ -120,15 +120,15 @@ class Timings(float):
         return Timings([a / b for a, b in zip(self.rounds, others, strict=True)])
 
 
-def cpu_seconds(*works: Callable[[], object], repeats: int = 7) -> list[Timings]:
+def cpu_seconds(*works: Callable[[], object], repeats: int = 7, warm: bool = False) -> list[Timings]:
     """Processor time (user and system) of each work on one torch thread.
 
-    The works alternate, so that a change in the machine's speed affects all of them. The first round warms up and is
-    not counted.
+    The works alternate, so that a change in the machine's speed affects all of them. Unless they are warm already, the
+    first round warms up and is not counted.
     """
     with one_thread():
-        rounds = [[_seconds(work) for work in works] for _ in range(repeats + 1)]
-    return [Timings(times) for times in zip(*rounds[1:], strict=True)]
+        rounds = [[_seconds(work) for work in works] for _ in range(repeats if warm else repeats + 1)]
+    return [Timings(times) for times in zip(*rounds[-repeats:], strict=True)]
 
 
 def _seconds(work: Callable[[], object]) -> float:

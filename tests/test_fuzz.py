@@ -31,7 +31,7 @@ from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.inputs import bundle_hashes
-from ltrscale.stages.unseen import check_unseen, scored_by
+from ltrscale.stages.provenance import check_unseen, scored_by
 from ltrscale.training import checkpoint
 from ltrscale.training.checkpoint import Snapshot
 from ltrscale.tuning.history import History, Result, Trial, best

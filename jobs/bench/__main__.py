@@ -5,16 +5,9 @@ Only two parts:
   python -m jobs.bench --set 'only=[losses, metrics]'
 """
 
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main, of_class
 
-
-def _job() -> Job:
-    from jobs.bench.bench import BenchJob, bench
-
-    return BenchJob, bench
-
-
-COMMAND = Command("bench", _job, __doc__)
+COMMAND = Command("bench", of_class("jobs.bench.bench:BenchJob"), __doc__)
 
 if __name__ == "__main__":
     main(COMMAND)

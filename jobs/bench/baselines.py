@@ -5,7 +5,7 @@
 On Linux, start it with `taskset -c 0` to hold all to one core. A repeated command continues where it stopped. FLAML is
 no dependency: pip install flaml.
 
-Shapes: N documents, F features, Q groups, Q1 = Q + 1 offsets, T draws.
+Shapes: N documents, F features, Q groups, T draws.
 """
 
 import time
@@ -18,13 +18,15 @@ import torch
 from pydantic import Field
 
 from jobs.bench.cells import Cell, difference, publish
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main
 from ltrscale import storage
-from ltrscale.arrays import Doubles, Floats, Ints, offsets
-from ltrscale.batch import QueryGroups
+from ltrscale.arrays import Doubles, Floats, Ints
+from ltrscale.batch import QueryGroups, group_index
 from ltrscale.bundle import load
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
+from ltrscale.data.dataset.relevant import only_relevant
+from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
@@ -76,42 +78,17 @@ class BaselinesJob(Config):
     """What to compare on, by name."""
 
 
-class Lists(NamedTuple):
-    """The labelled lists of a split in memory."""
-
-    features_NF: Floats
-    labels_N: Doubles
-    offsets_Q1: Ints
-
-    @property
-    def lengths_Q(self) -> Ints:
-        """Documents of each list."""
-        return np.diff(self.offsets_Q1)
-
-    @property
-    def ids_N(self) -> Ints:
-        """The number of each document's list."""
-        return np.repeat(np.arange(len(self.lengths_Q)), self.lengths_Q)
-
-    @property
-    def longer_than_one(self) -> "Lists":
-        """The lists of several documents; a list of one has nothing to order."""
-        several_Q = self.lengths_Q > 1
-        kept_N = several_Q[self.ids_N]
-        offsets_Q1 = offsets(self.lengths_Q[several_Q])
-        return Lists(self.features_NF[kept_N], self.labels_N[kept_N], offsets_Q1)
-
-    def ndcg(self, scores_N: Any, k: int) -> Doubles:
-        """NDCG@k of each list; NaN without a relevant document."""
-        scores = torch.as_tensor(np.asarray(scores_N, np.float64))
-        return ndcg(scores, torch.as_tensor(self.labels_N), torch.as_tensor(self.offsets_Q1), k=k).numpy()
+def judged(lists: QueryGroups, scores_N: Any, k: int) -> Doubles:
+    """NDCG@k of each list; NaN without a relevant document."""
+    assert lists.labels_N is not None
+    return ndcg(torch.as_tensor(np.asarray(scores_N, np.float64)), lists.labels_N, lists.offsets_Q1, k=k).numpy()
 
 
 class Search(NamedTuple):
     """What a search may use."""
 
-    train: Lists
-    validation: Lists
+    train: QueryGroups
+    validation: QueryGroups
     k: int
     ends: float
     """When it has to end, on the clock of `time.monotonic`."""
@@ -119,7 +96,7 @@ class Search(NamedTuple):
 
     def value(self, scores_N: Any) -> float:
         """Mean NDCG on validation."""
-        return float(np.nanmean(self.validation.ndcg(scores_N, self.k)))
+        return float(np.nanmean(judged(self.validation, scores_N, self.k)))
 
     @property
     def late(self) -> bool:
@@ -136,13 +113,11 @@ Scores = Callable[[Floats], Any]
 """A ranker: the scores [N] of features [N, F]."""
 
 
-def read(selection: Selection) -> Lists:
-    """The lists of a selection."""
-    parts = [*iterate(selection, docs_per_batch=_BATCH)]
-    lengths_Q = np.concatenate([np.diff(part.offsets_Q1.numpy()) for part in parts])
-    labels = [part.labels_N.double().numpy() for part in parts if part.labels_N is not None]
-    features_NF = np.concatenate([part.features_NF.numpy() for part in parts])
-    return Lists(features_NF, np.concatenate(labels), offsets(lengths_Q))
+def _arrays(lists: QueryGroups) -> tuple[Floats, Floats, Ints, Ints]:
+    """Features, labels, the length of each list, and the number of each document's list."""
+    assert lists.labels_N is not None
+    numbers_N = group_index(lists.offsets_Q1).numpy()
+    return lists.features_NF.numpy(), lists.labels_N.numpy(), lists.lengths_Q.numpy(), numbers_N
 
 
 def _best_of(search: Search, trial: Callable[[Any], tuple[float, Scores]]) -> Scores:
@@ -169,15 +144,11 @@ def search_lightgbm(search: Search) -> Scores:
     """LightGBM's LambdaRank, eight settings searched, stopped early on validation."""
     import lightgbm as lgb
 
-    data = lgb.Dataset(
-        search.train.features_NF,
-        search.train.labels_N,
-        group=search.train.lengths_Q,
-        params={"feature_pre_filter": False, "verbose": -1},
-        free_raw_data=False,
-    )
-    judged, most_ranks = search.validation, max(search.k, 30)
-    valid = data.create_valid(judged.features_NF, judged.labels_N, group=judged.lengths_Q, params=data.params)
+    x_NF, labels_N, lengths_Q, _ = _arrays(search.train)
+    params = {"feature_pre_filter": False, "verbose": -1}
+    data = lgb.Dataset(x_NF, labels_N, group=lengths_Q, params=params, free_raw_data=False)
+    judged_NF, labels_N, lengths_Q, _ = _arrays(search.validation)
+    valid = data.create_valid(judged_NF, labels_N, group=lengths_Q, params=params)
     data.construct()
     valid.construct()  # before a trial's settings reach the training data alone, of which LightGBM would warn
 
@@ -198,7 +169,9 @@ def search_lightgbm(search: Search) -> Scores:
             "bagging_freq": 1,
             "lambda_l1": asked.suggest_float("lambda_l1", 1e-8, 10.0, log=True),
             "lambda_l2": asked.suggest_float("lambda_l2", 1e-8, 10.0, log=True),
-            "lambdarank_truncation_level": asked.suggest_int("lambdarank_truncation_level", search.k, most_ranks),
+            "lambdarank_truncation_level": asked.suggest_int(
+                "lambdarank_truncation_level", search.k, max(search.k, 30)
+            ),
             "num_threads": 1,
             "verbose": -1,
             "seed": search.seed,
@@ -208,7 +181,7 @@ def search_lightgbm(search: Search) -> Scores:
         booster = lgb.train(settings, data, _MOST_TREES, valid_sets=[valid], callbacks=stops)
         # where time ends it, LightGBM names its last number of trees, not its best
         trees = int(np.argmax(seen["valid_0"][f"ndcg@{search.k}"])) + 1
-        scores_N = booster.predict(search.validation.features_NF, num_iteration=trees)
+        scores_N = booster.predict(judged_NF, num_iteration=trees)
         return search.value(scores_N), lambda features_NF: booster.predict(features_NF, num_iteration=trees)
 
     return _best_of(search, trial)
@@ -222,10 +195,9 @@ def search_xgboost(search: Search) -> Scores:
         def after_iteration(self, *_: object) -> bool:
             return search.late
 
-    data, valid = (
-        xgb.DMatrix(lists.features_NF, lists.labels_N, qid=lists.ids_N) for lists in (search.train, search.validation)
-    )
-    metric, most_ranks = f"ndcg@{search.k}", max(search.k, 30)
+    arrays = map(_arrays, (search.train, search.validation))
+    data, valid = (xgb.DMatrix(x_NF, labels_N, qid=numbers_N) for x_NF, labels_N, _, numbers_N in arrays)
+    metric = f"ndcg@{search.k}"
 
     def trial(asked: Any) -> tuple[float, Scores]:
         settings = {
@@ -239,7 +211,7 @@ def search_xgboost(search: Search) -> Scores:
             "colsample_bytree": asked.suggest_float("colsample_bytree", 0.3, 1.0),
             "alpha": asked.suggest_float("alpha", 1e-8, 10.0, log=True),
             "lambda": asked.suggest_float("lambda", 1e-8, 10.0, log=True),
-            "lambdarank_num_pair_per_sample": asked.suggest_int("pairs", search.k, most_ranks),
+            "lambdarank_num_pair_per_sample": asked.suggest_int("pairs", search.k, max(search.k, 30)),
             "lambdarank_pair_method": "topk",
             "nthread": 1,
             "seed": search.seed,
@@ -264,9 +236,8 @@ def search_catboost(search: Search) -> Scores:
         def after_iteration(self, _: object) -> bool:
             return not search.late
 
-    data, valid = (
-        Pool(lists.features_NF, lists.labels_N, group_id=lists.ids_N) for lists in (search.train, search.validation)
-    )
+    arrays = map(_arrays, (search.train, search.validation))
+    data, valid = (Pool(x_NF, labels_N, group_id=numbers_N) for x_NF, labels_N, _, numbers_N in arrays)
 
     def trial(asked: Any) -> tuple[float, Scores]:
         model = CatBoost(
@@ -297,14 +268,17 @@ def search_flaml(search: Search) -> Scores:
     """FLAML's AutoML for ranking: LightGBM and XGBoost, settings and sizes by its own search."""
     from flaml import AutoML
 
-    found, validation = AutoML(), search.validation.longer_than_one  # its metric refuses a list of one document
+    longer_Q = (search.validation.lengths_Q > 1).nonzero()[:, 0]  # its metric refuses a list of one document
+    x_NF, labels_N, lengths_Q, _ = _arrays(search.train)
+    judged_NF, judged_N, judged_Q, _ = _arrays(search.validation.select(longer_Q))
+    found = AutoML()
     found.fit(
-        X_train=search.train.features_NF,
-        y_train=search.train.labels_N,
-        groups=search.train.lengths_Q,
-        X_val=validation.features_NF,
-        y_val=validation.labels_N,
-        groups_val=validation.lengths_Q,
+        X_train=x_NF,
+        y_train=labels_N,
+        groups=lengths_Q,
+        X_val=judged_NF,
+        y_val=judged_N,
+        groups_val=judged_Q,
         task="rank",
         metric=f"ndcg@{search.k}",
         eval_method="holdout",
@@ -343,21 +317,18 @@ def _auto(splits: SplitsWithTest, minutes: float, k: int, seed: int, out: str) -
     took = (time.monotonic() - start) / 60
     test = only_relevant(select(splits.test, labelled=True))
     score = bundle.scorer(features=test.features, threads=1)
-
-    def values(groups: QueryGroups) -> Doubles:
-        assert groups.labels_N is not None
-        return ndcg(score(groups).double(), groups.labels_N, groups.offsets_Q1, k=k).numpy()
-
-    return took, np.concatenate([values(groups) for groups in iterate(test, docs_per_batch=_BATCH)])
+    parts = iterate(test, docs_per_batch=_BATCH)
+    return took, np.concatenate([judged(groups, score(groups), k) for groups in parts])
 
 
-def _lists(splits: SplitsWithTest) -> Iterator[Lists]:
+def _lists(splits: SplitsWithTest) -> Iterator[QueryGroups]:
     """Lists to learn from, to choose by and to judge on, with the features that training reads.
 
     Those without a relevant document teach no order and have no NDCG: all methods leave them out.
     """
     for split in splits.by_name.values():
-        yield read(only_relevant(select(split.replace(leave_out=splits.train.leave_out), labelled=True)))
+        selection = only_relevant(select(split.replace(leave_out=splits.train.leave_out), labelled=True))
+        yield QueryGroups.concat([*iterate(selection, docs_per_batch=_BATCH)])
 
 
 def compare(job: BaselinesJob) -> None:
@@ -384,7 +355,7 @@ def compare(job: BaselinesJob) -> None:
                     start = time.monotonic()
                     ranker = _OTHERS[method](Search(train, validation, job.cutoff, start + 60 * chosen.minutes, seed))
                     took = (time.monotonic() - start) / 60
-                    ndcg_Q = test.ndcg(ranker(test.features_NF), job.cutoff)
+                    ndcg_Q = judged(test, ranker(test.features_NF.numpy()), job.cutoff)
                 cells[method].write(ndcg_Q, minutes=took)
     publish(document(job), job.out)
 
@@ -425,11 +396,7 @@ def _rows(job: BaselinesJob, name: str) -> Iterator[TableRow]:
         yield row
 
 
-def _job() -> Job:
-    return BaselinesJob, compare
-
-
-COMMAND = Command("baselines", _job, __doc__, package="jobs.bench")
+COMMAND = Command("baselines", lambda: (BaselinesJob, compare), __doc__, package="jobs.bench")
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -2,27 +2,24 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 
 from pydantic import Field
 from rich.console import Console
 from rich.table import Table
 
-from jobs.bench.ddp import bench_ddp
 from jobs.bench.device import bench_device
+from jobs.bench.growth import bench_scale, bench_wide
 from jobs.bench.losses import bench_losses
 from jobs.bench.many import bench_many
 from jobs.bench.measure import Row
 from jobs.bench.metrics import bench_metrics
-from jobs.bench.networks import bench_contrast, bench_networks, bench_text
+from jobs.bench.models import bench_scoring, bench_trees
 from jobs.bench.predict import bench_cost
 from jobs.bench.prepare import bench_items, bench_letor, bench_prepare_memory
-from jobs.bench.scale import bench_scale
-from jobs.bench.scoring import bench_scoring
 from jobs.bench.stream import bench_stream
-from jobs.bench.trees import bench_trees
-from jobs.bench.wide import bench_wide
+from jobs.bench.training import bench_contrast, bench_ddp, bench_text
 from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.devices import Device
@@ -41,7 +38,6 @@ BENCHES: dict[str, Callable[[], Iterable[Row]]] = {
     "losses": bench_losses,
     "many": bench_many,
     "metrics": bench_metrics,
-    "networks": bench_networks,
     "prepare": bench_prepare_memory,
     "scale": bench_scale,
     "scoring": bench_scoring,
@@ -63,38 +59,39 @@ class BenchJob(Config):
     out: str | None = None
     """Directory for `bench.json`; if empty, the results are only printed."""
 
+    def run(self) -> None:
+        """Run the benchmarks, log each figure as soon as it is measured, and print all of them.
 
-def bench(job: BenchJob) -> None:
-    """Run the benchmarks, log each figure as soon as it is measured, and print all of them.
+        Raises:
+            InputError: `only` names no benchmark, or with `quick` another one than `device`.
+        """
+        names = self.only or (("device",) if self.quick else tuple(BENCHES))
+        for name in names:
+            if name not in BENCHES:
+                raise InputError(f"only: no benchmark {name!r}; there are {', '.join(BENCHES)}")
+            if self.quick and name != "device":
+                raise InputError(f"only: {name!r} has no quick form; set quick=false")
+        rows: list[Row] = []
+        start = time.monotonic()
+        for number, name in enumerate(names, 1):
+            log.info("measuring %s, %d of %d", name, number, len(names))
+            measured = bench_device(quick=self.quick, device=self.device) if name == "device" else BENCHES[name]()
+            for row in measured:
+                rows.append(row)
+                log.info("%s: %s", row.name, " ".join(filter(None, _judged(row))) or row.note)
+                if self.out is not None:  # what is measured is kept, should the next one fail
+                    _keep(rows, self.out)
+        table = Table("what", "figure", "goal", "", "ours", "peer", "note")
+        for row in rows:
+            table.add_row(row.name, *_judged(row), row.ours, row.peer, row.note)
+        Console(width=180, markup=False).print(table)  # notes may have brackets
+        judged = [row.met for row in rows if row.met is not None]
+        log.info("%d of %d goals met, in %.1f minutes", sum(judged), len(judged), (time.monotonic() - start) / 60)
 
-    Raises:
-        InputError: `only` names no benchmark, or with `quick` another one than `device`.
-    """
-    names = job.only or (("device",) if job.quick else tuple(BENCHES))
-    for name in names:
-        if name not in BENCHES:
-            raise InputError(f"only: no benchmark {name!r}; there are {', '.join(BENCHES)}")
-        if job.quick and name != "device":
-            raise InputError(f"only: {name!r} has no quick form; set quick=false")
-    rows: list[Row] = []
-    start = time.monotonic()
-    for number, name in enumerate(names, 1):
-        log.info("measuring %s, %d of %d", name, number, len(names))
-        measured = bench_device(quick=job.quick, device=job.device) if name == "device" else BENCHES[name]()
-        for row in measured:
-            rows.append(row)
-            log.info("%s: %s", row.name, " ".join(filter(None, _judged(row))) or row.note)
-            if job.out is not None:  # what is measured is kept, should the next one fail
-                document = {"environment": environment(), "rows": [asdict(row) for row in rows]}
-                storage.write_bytes(
-                    storage.join(job.out, "bench.json"), (json.dumps(document, indent=1) + "\n").encode()
-                )
-    table = Table("what", "figure", "goal", "", "ours", "peer", "note")
-    for row in rows:
-        table.add_row(row.name, *_judged(row), row.ours, row.peer, row.note)
-    Console(width=180, markup=False).print(table)  # notes may have brackets
-    judged = [row.met for row in rows if row.met is not None]
-    log.info("%d of %d goals met, in %.1f minutes", sum(judged), len(judged), (time.monotonic() - start) / 60)
+
+def _keep(rows: Sequence[Row], out: str) -> None:
+    document = {"environment": environment(), "rows": [asdict(row) for row in rows]}
+    storage.write_bytes(storage.join(out, "bench.json"), (json.dumps(document, indent=1) + "\n").encode())
 
 
 def _judged(row: Row) -> tuple[str, str, str]:

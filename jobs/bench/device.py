@@ -13,11 +13,9 @@ from functools import partial
 from typing import NamedTuple, Protocol, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from jobs.bench.measure import N_FEATURES, Row, apart, mslr_offsets
-from jobs.bench.networks import RESNET
 from jobs.bench.pretend import Counts, counting, pretending
 from ltrscale.batch import QueryGroups
 from ltrscale.config import kind_of, members
@@ -34,6 +32,9 @@ from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Objective, Pretrainer, SimSiamConfig
 from ltrscale.pretext.watch import EVERY, unit_vectors
+from ltrscale.pretext.objective import Objective, Pretrainer
+from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.pretext.watch import EVERY
 from ltrscale.ranking.loss import Loss
 from ltrscale.ranking.loss_choices import LossConfig
 from ltrscale.ranking.pairwise import LambdaRankConfig
@@ -42,6 +43,7 @@ from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.ranking import RankingObjective
 from ltrscale.training.settings import OptimizerConfig, Precision
 
+RESNET = ResNetConfig(width=N_FEATURES, blocks=3)
 FEW, MANY = 64, 512
 """Lists of a batch: 8,011 and 62,523 documents."""
 SHORT = 20
@@ -128,9 +130,9 @@ def steps(resnet: ResNetConfig = RESNET) -> dict[str, Step]:
 
     But for DLCM: of a GRU, torch has a kernel for CPUs and cuDNN's, and none that a pretended device could run.
     """
-    pretexts = {f"method {kind_of(cls)}": partial(_pretext, cls(), resnet) for cls in members(FeatureMethodConfig)}
+    pretexts = {f"method {kind_of(cls)}": partial(pretext_step, cls(), resnet) for cls in members(FeatureMethodConfig)}
     encoders = {
-        f"encoder {kind_of(cls)}": partial(_pretext, SimSiamConfig(), cls.model_validate({}))
+        f"encoder {kind_of(cls)}": partial(pretext_step, SimSiamConfig(), cls.model_validate({}))
         for cls in members(FeatureEncoderConfig)
     }
     contexts = {
@@ -165,8 +167,6 @@ def bench_device(quick: bool = False, device: str = "cpu") -> Iterator[Row]:
         yield Row(f"gigabytes of a step, {name}", moved, goal=goal, at_least=False, note=note)
     yield from _compiled() if device == "cpu" else apart(_compiled)
     yield from _worst(counted)
-    if not quick:
-        yield from _published() if device == "cpu" else apart(_published)
 
 
 def _counted(names: Sequence[str]) -> dict[str, dict[int, Counted]]:
@@ -196,7 +196,7 @@ def _compiled() -> list[Row]:
     from jobs.bench.compiled import bytes_compiled  # loads the compiler
 
     groups, network = lists(FEW), NetworkConfig.model_validate({"encoder": RESNET.model_dump()})
-    net = Pretrainer(_transform(), network, SimCLRRankConfig(), ZeroingConfig())
+    net = Pretrainer(plain_transform(), network, SimCLRRankConfig(), ZeroingConfig())
     return [
         Row(
             name=f"kilobytes of a document, simclr_rank compiled, {precision}",
@@ -218,51 +218,7 @@ def _worst(counted: dict[str, dict[int, Counted]]) -> Iterator[Row]:
     name = "waits of a step, the most of all steps"
     yield Row(name, waits.total(), note=", ".join(waits), goal=1, at_least=False)
     ours, peer = (counted[f"method {kind}"][MANY].counts.touched for kind in ("simclr_rank", "simsiam"))
-    gigabytes, of_peer = (f"{size / 1e9:.1f} GB" for size in (ours, peer))
-    yield Row("bytes of a step, SimCLR-Rank / SimSiam", ours / peer, gigabytes, of_peer, goal=1.3, at_least=False)
-
-
-def _published() -> list[Row]:
-    """What the model says of published steps, in the plain form that their authors run, against the paper's seconds."""
-    epochs: dict[str, tuple[Step, float]] = {
-        "SimSiam": (partial(_pretext, SimSiamConfig(), RESNET), 0.87),
-        "SimCLR-Rank, a loop over lists": (_looped, 9.47),
-    }
-    groups, rows = lists(round(STEP_DOCUMENTS / MEAN_LENGTH)), []
-    for name, (step, published_s) in epochs.items():
-        rate, bound = count(step, groups).rate(GPUS[0])
-        seconds, title = MSLR_DOCUMENTS / rate, f"an epoch of HOU24's Table 6, {name}: predicted / published seconds"
-        ours, note = f"{seconds:.2f} s, bound by {bound}", f"V100, batches of {groups.n_documents:,} documents"
-        rows.append(Row(title, seconds / published_s, ours, f"{published_s} s", note))
-    return rows
-
-
-STEP_DOCUMENTS, MEAN_LENGTH, MSLR_DOCUMENTS = 200_000, 122, 2_270_296
-"""Documents of a step of HOU24, of a list, and of the training part of MSLR-WEB30K's first fold."""
-
-
-def _looped(device: torch.device, groups: QueryGroups, precision: Precision = "float32") -> Callable[[], object]:
-    """A step of SimCLR-Rank with its loss written list by list in plain torch."""
-
-    class Looped(SimCLRRankConfig):
-        def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, offsets_Q1: Tensor) -> Tensor:  # noqa: ARG002
-            lengths = groups.lengths_Q.tolist()
-            parts = zip(
-                torch.split(unit_vectors(z0_NP), lengths), torch.split(unit_vectors(z1_NP), lengths), strict=True
-            )
-            return torch.cat([_info_nce(z0_LP, z1_LP, self.temperature) for z0_LP, z1_LP in parts])
-
-    return _pretext(Looped(), RESNET, device, groups, precision)
-
-
-def _info_nce(z0_LP: Tensor, z1_LP: Tensor, temperature: float) -> Tensor:
-    """InfoNCE of one list as a cross entropy over its matrix of similarities, shape [L]."""
-    length = len(z0_LP)
-    views_UP = torch.cat([z0_LP, z1_LP])
-    logits_UU = views_UP @ views_UP.T / temperature
-    logits_UU = logits_UU.masked_fill(torch.eye(2 * length, dtype=torch.bool, device=logits_UU.device), -1e9)
-    positives_U = (torch.arange(2 * length, device=logits_UU.device) + length) % (2 * length)
-    return F.cross_entropy(logits_UU, positives_U, reduction="none").view(2, length).sum(0)
+    yield Row.ratio("bytes of a step, SimCLR-Rank / SimSiam", ours / 1e9, peer / 1e9, "{:.1f} GB", goal=1.3)
 
 
 class Measured(NamedTuple):
@@ -368,7 +324,8 @@ class Repeated:
             yield MicroBatches({0: self.groups}, {})
 
 
-def _transform() -> FeatureTransform:
+def plain_transform() -> FeatureTransform:
+    """Numbers as they are."""
     return FeatureTransform(TransformConfig(), ["numeric"] * N_FEATURES, [])
 
 
@@ -382,16 +339,17 @@ def _trained(
     return lambda: next(taken)
 
 
-def _pretext(
+def pretext_step(
     method: Objective,
     encoder: EncoderSettings,
     device: torch.device,
     groups: QueryGroups,
     precision: Precision = "float32",
 ) -> Callable[[], object]:
+    """A step of pretraining."""
     network = NetworkConfig.model_validate({"encoder": encoder.model_dump()})
     marginals_SF = groups.features_NF[:1000]
-    model = Pretrainer(_transform(), network, method, ZeroingConfig(), marginals_SF).to(device)
+    model = Pretrainer(plain_transform(), network, method, ZeroingConfig(), marginals_SF).to(device)
     return _trained(model, groups, device, precision)
 
 
@@ -402,7 +360,7 @@ def _ranker(resnet: ResNetConfig, context: type[ContextSettings] | None = None) 
     if context is not None:
         dropout = {"dropout": resnet.dropout} if "dropout" in context.model_fields else {}
         of_context = {"context": {"kind": kind_of(context), **dropout}}
-    return Ranker(Architecture.model_validate(parts | of_context), _transform())
+    return Ranker(Architecture.model_validate(parts | of_context), plain_transform())
 
 
 def _finetune(

@@ -1,6 +1,6 @@
 """What grows with the number of workers W, measured with up to 256 ranks that run the real code in one process.
 
-A small training on ranks that are threads (`jobs.bench.ranks`) shows what all workers together ask of storage, what a
+A small training on ranks that are threads shows what all workers together ask of storage, what a
 checkpoint holds and what rank 0 gathers; a mailbox of Ray takes the posts of as many ranks in three other processes.
 What a rank does alone, its plan, is measured on row groups of a large data set that exist on paper only.
 
@@ -10,9 +10,10 @@ Shapes: see `ltrscale.batch`.
 import itertools
 import json
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache, partial
@@ -23,10 +24,10 @@ import pyarrow as pa
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.testing._internal.distributed import multi_threaded_pg
 
+from jobs.bench.growth import no_reader, until_read
 from jobs.bench.measure import Row, apart, group_table, plain_features, quiet, select_all, write_tables
-from jobs.bench.ranks import on_ranks
-from jobs.bench.scale import no_reader, until_read
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.row_groups import FileToRead, RowGroup, RowGroups
@@ -53,6 +54,48 @@ ON_PAPER = 100_000
 """Row groups of the large data set, more than 35 million lists fill."""
 _FEATURES, _GROUPS, _PER_FILE, _ROW_GROUP_BYTES = 4, 4096, 64, 1000
 _PROCESSES, _LISTEN_S = 3, 5.0
+_STACK_BYTES = 1 << 20  # of a thread, of which hundreds would reserve 8 MB each
+
+_threaded: Any = multi_threaded_pg  # without types, like torch's own module of C++
+_c10d: Any = torch._C._distributed_c10d
+
+
+def on_ranks(world: int, work: Callable[[int], object]) -> None:
+    """Call a function with each rank, all at once: each is a thread with a process group from torch's own tests.
+
+    What runs there draws from generators of its own, because torch's default one is that of the process.
+
+    Raises:
+        BaseException: the first that a rank raised; the other ranks end.
+    """
+    failures: list[BaseException] = []
+    store = _c10d.HashStore()
+
+    def run(rank: int) -> None:
+        try:
+            dist.init_process_group("threaded", rank=rank, world_size=world, store=store)
+            work(rank)
+            dist.destroy_process_group()
+        except BaseException as error:  # raised in the calling thread below
+            failures.append(error)
+            _threaded.ProcessLocalGroup.exception_handle(error)  # the others wait for this rank in their collectives
+
+    stack_bytes = threading.stack_size(_STACK_BYTES)
+    _threaded.ProcessLocalGroup.reset()
+    _threaded._install_threaded_pg()
+    _c10d._set_thread_isolation_mode(True)  # all threads give their groups the same name
+    try:
+        threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        _c10d._set_thread_isolation_mode(False)
+        _threaded._uninstall_threaded_pg()
+        threading.stack_size(stack_bytes)
+    if failures:
+        raise failures[0]
 
 
 def write_groups(url: str) -> None:

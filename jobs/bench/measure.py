@@ -4,13 +4,14 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -81,12 +82,17 @@ class Row:
         return cls(name, peer_s / ours_s, ours, peer, note, goal)
 
     @classmethod
-    def cost(
-        cls, name: str, n: int, ours_s: float, peer_s: float, *, goal: float | None = None, note: str = ""
+    def ratio(
+        cls, name: str, ours: float, peer: float, unit: str, *, goal: float | None = None, note: str = ""
     ) -> "Row":
-        """How many times the time of the peer we take for each of `n` documents."""
-        ours, peer = (f"{1e6 * seconds / n:.1f} us/doc" for seconds in (ours_s, peer_s))
-        return cls(name, ours_s / peer_s, ours, peer, note, goal, at_least=False)
+        """How many times what the peer takes we take; `unit` is the format of both.
+
+        Example:
+            >>> row = Row.ratio("a step", 3.0, 2.0, "{:.1f} CPU-s", goal=1.2)
+            >>> row.figure, row.ours, row.peer, row.met
+            (1.5, '3.0 CPU-s', '2.0 CPU-s', False)
+        """
+        return cls(name, ours / peer, unit.format(ours), unit.format(peer), note, goal, at_least=False)
 
     @classmethod
     def memory(
@@ -99,8 +105,7 @@ class Row:
         note: str = "growth of peak resident memory, one process each",
     ) -> "Row":
         """How many times the bytes of the peer we take."""
-        megabytes, of_peer = (f"{size / 2**20:.0f} MB" for size in (ours, peer))
-        return cls(name, ours / peer, megabytes, of_peer, note, goal, at_least=False)
+        return cls.ratio(name, ours / 2**20, peer / 2**20, "{:.0f} MB", goal=goal, note=note)
 
 
 def _in_thousands(rate: float) -> str:
@@ -130,28 +135,40 @@ def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
         return pool.submit(function, *arguments, **named).result()
 
 
-def peak_bytes(work: Callable[[T], object], warm_up: T, argument: T) -> int:
-    """Growth of the peak resident memory during `work(argument)`, in a separate process (on Linux).
+class Cost(NamedTuple):
+    """What a work took."""
 
-    The work first runs with `warm_up`, something small, so that imports and library buffers do not count.
+    memory: int
+    """Growth of the process's peak resident memory, in bytes."""
+    seconds: float
+    """Of a processor."""
+    result: Any
+
+
+def costs(work: Callable[[T], object], *arguments: T) -> list[Cost]:
+    """What a work takes in a process of its own (on Linux), on one thread, for each argument in turn.
+
+    The first may be something small, so that imports and buffers count there and not in the others.
     """
-    return apart(_growth, work, warm_up, argument)
+    return apart(_costs, work, arguments)
+
+
+def _costs(work: Callable[[T], object], arguments: Iterable[T]) -> list[Cost]:
+    torch.set_num_threads(1)
+    taken = []
+    for argument in arguments:
+        memory, start = resident_peak(), time.process_time()
+        result = work(argument)
+        taken.append(Cost(resident_peak() - memory, time.process_time() - start, result))
+    return taken
 
 
 def peak_own_bytes(work: Callable[[T], object], warm_up: T, argument: T) -> int:
-    """As `peak_bytes`, without pages of memory-mapped files, which the system can reclaim.
+    """As the memory of `costs`, without pages of memory-mapped files, which the system can reclaim.
 
     The memory is sampled every few milliseconds.
     """
     return apart(_own_growth, work, warm_up, argument)
-
-
-def _growth(work: Callable[[T], object], warm_up: T, argument: T) -> int:
-    torch.set_num_threads(1)
-    work(warm_up)
-    before = resident_peak()
-    work(argument)
-    return resident_peak() - before
 
 
 def _own_growth(work: Callable[[T], object], warm_up: T, argument: T) -> int:

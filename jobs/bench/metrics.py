@@ -26,20 +26,22 @@ from jobs.bench.measure import (
     group_table,
     mslr_offsets,
     resident_peak,
+    run_stage,
     write_tables,
 )
 from ltrscale import storage
-from ltrscale.arrays import offsets
+from ltrscale.bundle import FeatureOrder
 from ltrscale.config import members, validate
-from ltrscale.data.dataset.files import DataFile
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.scores import PeriodScores, ScoredGroups, ScoreFile, file_name, period_url, write_file
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.processor import cpu_seconds
 from ltrscale.ranking.choices import MetricConfig
 from ltrscale.ranking.metric import Metric
 from ltrscale.ranking.metrics import NDCGConfig, ndcg
+from ltrscale.scoring.score import ScoreJob
+from ltrscale.training.feature import FeatureJob
 
 GROUPS = 2_000
 
@@ -99,7 +101,7 @@ def measure(cls: type[Metric], groups: int = GROUPS) -> Row:
 
 TEST_GROUPS = 200_000
 _BLOCK = 1 << 11
-TEST, VALIDATION = "2026-W02", "2026-W01"
+TRAIN, VALIDATION, TEST = "2026-W00", "2026-W01", "2026-W02"
 
 
 class Sizes(NamedTuple):
@@ -118,14 +120,14 @@ def bench_committed() -> Iterator[Row]:
         yield from speed(folder, TEST_GROUPS, SHORT)
         yield from speed(folder, TEST_GROUPS // 40, SEARCH)
         sizes = 5 * TEST_GROUPS, 50 * TEST_GROUPS
-        small, large = (apart(_peak, made(folder, groups, TINY)) for groups in sizes)
+        small, large = (apart(_peak, _scored(folder, groups, TINY)) for groups in sizes)
         name = f"evaluating committed scores: peak memory, {sizes[1]:,} / {sizes[0]:,} groups"
         yield Row.memory(name, large, small, goal=1.1, note="the whole process, imports included")
 
 
 def speed(folder: Path, groups: int, lists: Sizes) -> Iterator[Row]:
     """Evaluation of the scores of one model, against pyarrow's scan of all columns, and of those that it needs."""
-    bench_folder = made(folder, groups, lists)
+    bench_folder = _scored(folder, groups, lists)
     files = [sorted(map(str, bench_folder.rglob(f"{part}/period={TEST}/*.parquet"))) for part in ("data", "scores")]
     test_files = [file for file in open_dataset(str(bench_folder / "data")).manifest.files if file.period == TEST]
     documents = sum(counts.documents for file in test_files for counts in file.row_groups)
@@ -139,12 +141,15 @@ def speed(folder: Path, groups: int, lists: Sizes) -> Iterator[Row]:
         yield Row.speed(name, documents, seconds, scan_s, goal=goal, note=note)
 
 
-def made(folder: Path, groups: int, lists: Sizes = SHORT) -> Path:
-    """The directory of a data set with this many test groups and of scores of its documents, made if missing."""
+def _scored(folder: Path, groups: int, lists: Sizes) -> Path:
+    """Write a data set with this many test groups, and scores of its documents; returns their directory."""
     place = folder / f"{groups}-{lists.features}"
-    if not (place / "scores").exists():
-        _write_data(str(place / "data"), groups, lists)
-        _write_scores(str(place / "data"), str(place / "scores"))
+    data, scores, bundle = (str(place / name) for name in ("data", "scores", "bundle"))
+    _write_data(data, groups, lists)
+    train, validation = (Split(data=(data,), periods=(period,)) for period in (TRAIN, VALIDATION))
+    order = FeatureOrder(feature="f0")
+    run_stage(FeatureJob(out=bundle, splits=Splits(train=train, validation=validation), order=order))
+    run_stage(ScoreJob(data=data, bundle=bundle, out=scores, layout="scores", device="cpu"))
     return place
 
 
@@ -160,7 +165,7 @@ def _evaluate(place: Path) -> None:
         "scores": {"model": str(place / "scores")},
         "baseline": None,
         "splits": {
-            "train": {"data": data, "periods": "2026-W00"},
+            "train": {"data": data, "periods": TRAIN},
             "validation": {"data": data, "periods": VALIDATION},
             "test": {"data": data, "periods": TEST},
         },
@@ -186,7 +191,7 @@ def _write_data(url: str, groups: int, lists: Sizes) -> None:
 
     def blocks() -> Iterator[tuple[str, pa.Table]]:
         first = 0
-        for period, periods_groups in (("2026-W00", 100), (VALIDATION, 100), (TEST, groups)):
+        for period, periods_groups in ((TRAIN, 100), (VALIDATION, 100), (TEST, groups)):
             for start in range(0, periods_groups, _BLOCK):
                 n = min(_BLOCK, periods_groups - start)
                 rng = np.random.default_rng(n)
@@ -196,30 +201,3 @@ def _write_data(url: str, groups: int, lists: Sizes) -> None:
                 first += n
 
     write_tables(url, lists.features, blocks())
-
-
-def _write_scores(data: str, out: str) -> None:
-    manifest = open_dataset(data).manifest
-    for period in manifest.periods:
-        files = [file for file in manifest.files if file.period == period]
-        url = period_url(out, period)
-        with storage.Commit(url, manifest=storage.HIDDEN_MANIFEST) as commit:
-            written = []
-            for file in files:
-                with commit.file(file_name(file)) as path:
-                    write_file(path, file.row_groups, _scores(data, file))
-                written.append(ScoreFile(**vars(commit.files[-1]), data=file.path, data_sha256=file.sha256))
-            counts = np.array([cell for file in files for cell in file.row_groups]).sum(axis=0).tolist()
-            about = {"groups": counts[0], "documents": counts[1], "bundle_hash": "random", "made_by": {}}
-            scores = PeriodScores(period=period, files=tuple(written), layout="scores", meta=(), **about)
-            commit.finish(scores.model_dump(mode="json"))
-
-
-def _scores(data: str, file: DataFile) -> Iterator[ScoredGroups]:
-    """A random score for each document of a data file."""
-    rng = np.random.default_rng(0)
-    path = storage.listed_file(data, file.path)
-    for batch in arrow_dataset.dataset(path, format="parquet").to_batches(columns=["gid", "labels"]):
-        lengths_Q = np.asarray(batch.column("labels").value_lengths(), dtype=np.int64)
-        offsets_Q1 = offsets(lengths_Q)
-        yield ScoredGroups(batch.column("gid").to_numpy(), offsets_Q1, rng.random(int(offsets_Q1[-1])))

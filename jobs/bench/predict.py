@@ -34,7 +34,7 @@ from jobs.bench.cost import (
     run_s,
     step,
 )
-from jobs.bench.device import GPUS, count, lists, steps
+from jobs.bench.device import GPUS, count, lists, plain_transform, steps
 from jobs.bench.many import write_groups
 from jobs.bench.measure import N_FEATURES, Row, select_all, write_dataset
 from ltrscale import storage
@@ -46,7 +46,6 @@ from ltrscale.data.stream import plan
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.models.choices import NetworkConfig
-from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
@@ -265,8 +264,7 @@ def h200_workload() -> tuple[Workload, str]:
     """An epoch of SimCLR-Rank over 35 million lists on H200s, and what bounds the computation of a step."""
     groups = lists(_STEP // _LENGTH, _LENGTH)
     rate, bound = count(steps()["method simclr_rank"], groups).rate(next(gpu for gpu in GPUS if gpu.name == "H200"))
-    transform = FeatureTransform(TransformConfig(), ["numeric"] * N_FEATURES, [])
-    model = Pretrainer(transform, NetworkConfig(), SimCLRRankConfig(), ZeroingConfig(), torch.zeros(1, N_FEATURES))
+    model = Pretrainer(plain_transform(), NetworkConfig(), SimCLRRankConfig(), ZeroingConfig())
     documents, bytes_per_document = _LISTS * _LENGTH, 4.0 * (_FEATURES + 1)
     row_groups = round(documents * bytes_per_document / _ROW_GROUP_BYTES)
     dealt = plan.canonical_streams([1] * row_groups, seed=0, epoch=0, key="", streams=_GPUS)

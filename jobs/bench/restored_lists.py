@@ -25,7 +25,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from jobs.bench.cells import Cell, difference, publish
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main
 from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.batch import QueryGroups
@@ -273,11 +273,7 @@ def _rows(job: RestoredListsJob, labelled: int) -> Iterator[TableRow]:
         yield row
 
 
-def _job() -> Job:
-    return RestoredListsJob, compare
-
-
-COMMAND = Command("restored_lists", _job, __doc__, package="jobs.bench")
+COMMAND = Command("restored_lists", lambda: (RestoredListsJob, compare), __doc__, package="jobs.bench")
 
 if __name__ == "__main__":
     main(COMMAND)

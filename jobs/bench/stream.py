@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from typing import NamedTuple
@@ -26,6 +26,7 @@ from ltrscale.runtime.on_ray import read_with_ray
 
 COLUMNS = ("gid", "features", "labels")
 _GROUPS = 2200  # with 136 features about 150 MB
+_COMPRESSIONS: tuple[Compression, ...] = ("zstd", "none", "lz4", "lz4_bytes")
 _EPOCHS = ((None, "it is filled"), (5.0, "checksums are verified"), (5.0, "they have been verified"))
 """The goal of each epoch with the cache, and what it does."""
 
@@ -35,13 +36,14 @@ def bench_stream() -> Iterator[Row]:
 
     Both verify page checksums. The rows of Ray Data on S3, by wall clock, follow.
     """
-    for compression in ("none", "zstd"):
-        with storage.scratch.directory() as folder:
-            write_dataset(str(folder), compression, groups=_GROUPS)
-            selection = select_all(str(folder), labelled=True)
-            yield _against_scan(selection, compression)
-            yield from _with_cache(selection, compression)
-    yield from _by_compression()
+    with storage.scratch.directory() as folder:
+        for compression in _COMPRESSIONS:
+            write_dataset(str(folder / compression), compression, groups=_GROUPS)
+        selections = {name: select_all(str(folder / name), labelled=True) for name in _COMPRESSIONS}
+        for compression in ("none", "zstd"):
+            yield _against_scan(selections[compression], compression)
+            yield from _with_cache(selections[compression], compression)
+        yield from _by_compression(selections)
     yield from _on_s3()
 
 
@@ -56,19 +58,14 @@ def _against_scan(selection: Selection, compression: str) -> Row:
     return Row.speed(name, selection.n_documents, ours_s, scan_s, goal=0.9, note=note)
 
 
-def _by_compression() -> Iterator[Row]:
+def _by_compression(selections: Mapping[str, Selection]) -> Iterator[Row]:
     """Epochs from Parquet in each compression, relative to the default one."""
-    names: tuple[Compression, ...] = ("zstd", "none", "lz4", "lz4_bytes")
-    with storage.scratch.directory() as folder:
-        for name in names:
-            write_dataset(str(folder / name), name, groups=_GROUPS)
-        selections = [select_all(str(folder / name), labelled=True) for name in names]
-        seconds = cpu_seconds(*(partial(_epoch, _stream(selection)) for selection in selections), repeats=5)
-        for name, selection, ours_s in zip(names[1:], selections[1:], seconds[1:], strict=True):
-            goal = 2.0 if name == "lz4_bytes" else None
-            note = f"files of {sum(file.bytes for file in selection.row_groups.own_files) / 1e6:.0f} MB"
-            n = selection.n_documents
-            yield Row.speed(f"epoch ({name}) / ({names[0]})", n, ours_s, seconds[0], goal=goal, note=note)
+    default_s, *others_s = cpu_seconds(*(partial(_epoch, _stream(each)) for each in selections.values()), repeats=5)
+    default, *others = selections
+    for name, ours_s in zip(others, others_s, strict=True):
+        selection, goal = selections[name], 2.0 if name == "lz4_bytes" else None
+        note = f"files of {sum(file.bytes for file in selection.row_groups.own_files) / 1e6:.0f} MB"
+        yield Row.speed(f"epoch ({name}) / ({default})", selection.n_documents, ours_s, default_s, goal=goal, note=note)
 
 
 def _stream(selection: Selection, reader: RowGroupReader = read_direct) -> GroupStream:

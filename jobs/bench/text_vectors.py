@@ -18,7 +18,7 @@ from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.preprocessing import normalize
 
-from jobs.cli import Command, Job, main
+from jobs.cli import Command, main
 from ltrscale import storage
 from ltrscale.arrays import Doubles
 from ltrscale.config import Config
@@ -68,11 +68,7 @@ class TextVectorsJob(Config):
             return csv.read_csv(pa.CompressedInputStream(file, "gzip"), parse_options=plain)
 
 
-def _job() -> Job:
-    return TextVectorsJob, TextVectorsJob.run
-
-
-COMMAND = Command("text_vectors", _job, __doc__, package="jobs.bench")
+COMMAND = Command("text_vectors", lambda: (TextVectorsJob, TextVectorsJob.run), __doc__, package="jobs.bench")
 
 if __name__ == "__main__":
     main(COMMAND)

@@ -41,8 +41,8 @@ from ltrscale.reports.document import Document
 from ltrscale.reports.findings import ReportStage, commit_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.inputs import BundleUrl, hashes_of
+from ltrscale.stages.provenance import check_unseen, scored_by
 from ltrscale.stages.stage import Origin
-from ltrscale.stages.unseen import check_unseen, scored_by
 
 _DOCS_PER_BATCH = 65_536
 

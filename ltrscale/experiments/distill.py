@@ -55,9 +55,9 @@ from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.serving.export import ExportJob
 from ltrscale.stages.inputs import BundleUrl, OutputUrl
+from ltrscale.stages.provenance import check_unseen, scored_by
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.stage import Origin, Stage
-from ltrscale.stages.unseen import check_unseen, scored_by
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.settings import OptimizerConfig

@@ -14,8 +14,8 @@ from ltrscale.origin import settings_of
 from ltrscale.progress import Report
 from ltrscale.reports.findings import commit_report
 from ltrscale.stages.inputs import BundleUrl, OutputUrl, bundle_hashes, dataset_hashes
+from ltrscale.stages.provenance import check_unseen
 from ltrscale.stages.stage import Origin, Settings, Stage, with_splits
-from ltrscale.stages.unseen import check_unseen
 
 SUMMARY = "summary"
 """Directory of the results, below a study's."""

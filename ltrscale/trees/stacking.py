@@ -22,8 +22,8 @@ from ltrscale.progress import Report, log
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, WorkerContext
 from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.provenance import check_member
 from ltrscale.stages.stage import LabelledStage, Origin, Settings
-from ltrscale.stages.unseen import check_member
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import read_judged, read_labelled
 from ltrscale.trees.gbdt import check_alone, grow, learnt, scores_of, with_features_of

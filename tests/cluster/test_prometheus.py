@@ -20,7 +20,7 @@ import yaml
 from cluster_scripts import ROOT, exported_environment, run_script
 from waiting import wait_until
 
-from ltrscale.stages import gauges
+from ltrscale.stages import tracking
 
 CONFIG = ROOT / "cluster" / "prometheus.yml"
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "cluster" / "grafana" / "ltrscale.json").read_text())
@@ -71,10 +71,10 @@ def test_the_dashboard_has_its_rows_and_no_panel_lies_on_another() -> None:
 
 def test_the_dashboard_shows_every_gauge() -> None:
     asked = set(re.findall(r"ray_ltrscale_(\w+)", " ".join(EXPRESSIONS)))
-    exported = {f"{name}_total" for name in gauges.COUNTERS} | set(
-        gauges.OF_STEP | gauges.OF_RUN | gauges.OF_VALIDATION
+    exported = {f"{name}_total" for name in tracking.COUNTERS} | set(
+        tracking.OF_STEP | tracking.OF_RUN | tracking.OF_VALIDATION
     )
-    exported |= {f"epoch_{name}" for name in gauges.OF_EPOCH} | {f"worker_{name}" for name in gauges.OF_WORKER}
+    exported |= {f"epoch_{name}" for name in tracking.OF_EPOCH} | {f"worker_{name}" for name in tracking.OF_WORKER}
     assert asked == exported - {"auxiliary_loss"}
 
 

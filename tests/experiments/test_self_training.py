@@ -24,7 +24,7 @@ from ltrscale.evaluation.measure.agreement import kendall_tau
 from ltrscale.experiments.methods.base import SeedRun
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.runtime.workers import ONE
-from ltrscale.stages.unseen import check_unseen
+from ltrscale.stages.provenance import check_unseen
 
 Groups = list[tuple[NDArray[np.float32], NDArray[np.float32] | None]]
 WriteDataset = Callable[[Mapping[str, Groups], list[Feature]], str]

@@ -13,7 +13,7 @@ from ltrscale import config as configs
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
 from ltrscale.experiments.pipeline import PipelineJob
-from ltrscale.stages.unseen import check_unseen
+from ltrscale.stages.provenance import check_unseen
 from ltrscale.trees.gbdt import GBDTJob
 
 WEEKS = {"train": ("2026-W01", "2026-W02"), "validation": ("2026-W03",), "test": ("2026-W04",)}

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from conftest import WriteDataset
 
-from jobs.bench.baselines import BaselinesJob, Lists, Scores, Search, compare, search_lightgbm, search_xgboost
+from jobs.bench.baselines import BaselinesJob, Scores, Search, compare, search_lightgbm, search_xgboost
+from ltrscale.batch import QueryGroups
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
@@ -58,7 +60,8 @@ def test_a_library_learns_and_a_repeated_command_trains_nothing_again(
 @pytest.mark.parametrize("search", [search_lightgbm, search_xgboost])
 def test_a_cut_off_may_lie_below_the_ranks_that_a_loss_usually_counts(search: Callable[[Search], Scores]) -> None:
     x_NF = np.random.default_rng(0).normal(size=(80, 3)).astype(np.float32)
-    lists = Lists(x_NF, (x_NF[:, 0] > 0).astype(float), np.arange(0, 81, 8))
+    labels_N = torch.from_numpy((x_NF[:, 0] > 0).astype(np.float32))
+    lists = QueryGroups(torch.from_numpy(x_NF), torch.arange(0, 81, 8), labels_N)
     assert len(search(Search(lists, lists, 40, time.monotonic(), 0))(x_NF)) == 80
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench import bench, losses, metrics, networks, prepare, scoring, wide
-from jobs.bench.measure import Row
+from jobs.bench import bench, device, growth, losses, metrics, models, prepare, training
+from jobs.bench.measure import Cost, Row
 from ltrscale.config import kind_of, members
 from ltrscale.errors import InputError
 from ltrscale.models.choices import FeatureEncoderConfig
@@ -22,7 +22,7 @@ KINDS = [kind_of(cls) for cls in members(LossConfig)]
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_loss_is_timed_beside_its_padded_form_if_it_has_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "peak_bytes", lambda *_: 1)  # a process each
+    monkeypatch.setattr(losses, "costs", lambda *_: [Cost(1, 1.0, None)] * 4)  # a process each
     row, *memory = losses.measure(kind, groups=4)
     assert row.name.startswith(f"{kind}, ")
     assert row.ours.endswith(" docs/CPU-s")
@@ -63,11 +63,11 @@ def test_each_figure_is_kept_as_soon_as_it_is_there_and_judged(
     monkeypatch.setitem(bench.BENCHES, "text", two_rows)
     monkeypatch.setitem(bench.BENCHES, "scale", lambda: [Row("a count", 1000, note="ltrscale[dev]")])
     with pytest.raises(OSError, match="full"):
-        bench.bench(bench.BenchJob(only=("text",), out=str(tmp_path)))
+        bench.BenchJob(only=("text",), out=str(tmp_path)).run()
     rows = json.loads((tmp_path / "bench.json").read_text())["rows"]
     assert [row["figure"] for row in rows] == [2.0, 3]
     with caplog.at_level("INFO", "ltrscale"):
-        bench.bench(bench.BenchJob(only=("scale",)))
+        bench.BenchJob(only=("scale",)).run()
     assert "measuring scale, 1 of 1" in caplog.text
     printed = capsys.readouterr().out
     assert "1,000" in printed
@@ -79,7 +79,7 @@ def test_each_figure_is_kept_as_soon_as_it_is_there_and_judged(
 @pytest.mark.parametrize(("only", "quick"), [("speed", False), ("wide", True)])
 def test_what_cannot_be_measured_is_refused_before_the_work(only: str, quick: bool) -> None:
     with pytest.raises(InputError, match=f"only: .*'{only}'"):
-        bench.bench(bench.BenchJob(only=(only,), quick=quick))
+        bench.BenchJob(only=(only,), quick=quick).run()
 
 
 @pytest.mark.slow
@@ -92,21 +92,17 @@ def test_evaluating_committed_scores_is_timed_beside_two_scans(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", members(FeatureMethodConfig), ids=kind_of)
-def test_a_step_of_every_objective_is_timed(cls: type) -> None:
-    assert networks.measure_objective(cls, groups=1).figure
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cls", members(FeatureEncoderConfig), ids=kind_of)
-def test_a_step_through_every_encoder_is_timed(cls: type) -> None:
-    assert networks.measure_encoder(cls, groups=1).figure
+@pytest.mark.parametrize("cls", [*members(FeatureMethodConfig), *members(FeatureEncoderConfig)], ids=kind_of)
+def test_a_step_of_every_objective_and_through_every_encoder_is_counted(cls: type) -> None:
+    what = "method" if cls in members(FeatureMethodConfig) else "encoder"
+    step = device.steps()[f"{what} {kind_of(cls)}"]
+    assert device.count(step, device.lists(1)).counts.launches > 10
 
 
 @pytest.mark.slow
 def test_the_encoder_of_text_is_timed_beside_its_padded_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "peak_bytes", lambda *_: 1)  # a process each
-    speed, memory = networks.bench_text(sequences=4)
+    monkeypatch.setattr(training, "costs", lambda *_: [Cost(1, 1.0, None)])  # a process each
+    speed, memory = training.bench_text(sequences=4)
     assert speed.goal == 1.5
     assert speed.figure
     assert memory.figure == 1
@@ -121,7 +117,7 @@ def test_preparing_rows_of_items_is_timed_beside_duckdb() -> None:
 
 @pytest.mark.slow
 def test_scoring_is_timed_beside_a_bare_loop() -> None:
-    (row,) = scoring.bench_scoring(groups=4)
+    (row,) = models.bench_scoring(groups=4)
     assert row.goal == 0.9
     assert row.figure
 
@@ -129,16 +125,16 @@ def test_scoring_is_timed_beside_a_bare_loop() -> None:
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_every_stage_takes_a_list_above_its_budget_of_documents(tmp_path: Path) -> None:
-    shape = wide.Shape(features=100, length=9000, long=1, short=60)
-    taken = wide.costs(tmp_path / "wide", shape)
-    assert taken.keys() == wide.GOALS.keys()
+    shape = growth.Shape(features=100, length=9000, long=1, short=60)
+    taken = growth.costs_of_stages(tmp_path / "wide", shape)
+    assert taken.keys() == growth.GOALS.keys()
     # ten times the list, and what a process keeps for small data
-    assert max(cost.peak for cost in taken.values()) < 10 * shape.longest_bytes + (400 << 20)
+    assert max(cost.memory for cost in taken.values()) < 10 * shape.longest_bytes + (400 << 20)
 
 
 @pytest.mark.slow
 def test_a_step_with_a_table_on_the_host_sends_and_takes_less_than_with_a_dense_one() -> None:
-    for row in wide.table_rows(1_000_000, repeats=3):
+    for row in growth.table_rows(1_000_000, repeats=3):
         assert row.figure is not None
         assert row.goal is not None
         assert row.figure < row.goal, row

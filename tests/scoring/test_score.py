@@ -36,7 +36,7 @@ from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.scoring import score as scoring
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.inputs import dataset_hashes
-from ltrscale.stages.unseen import scored_by
+from ltrscale.stages.provenance import scored_by
 from ltrscale.trees.configs import LightGBMConfig
 
 FEATURES = tuple(Feature(name=name) for name in "abc")

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ltrscale.config import Config
-from ltrscale.stages import gauges
-from ltrscale.stages.gauges import Gauges
+from ltrscale.stages import tracking
 from ltrscale.stages.runs import recorded
+from ltrscale.stages.tracking import Gauges
 
 STEP = {"step": 3, "loss": 0.5, "groups": 4, "documents": 40, "wait_s": 0.25}
 EPOCH = {
@@ -65,8 +65,8 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, ...], float]:
     Metric.kept = {}
     monkeypatch.setattr(metrics, "Gauge", Metric)
     monkeypatch.setattr(metrics, "Counter", Metric)
-    monkeypatch.setattr(gauges, "_is_connected", lambda: True)
-    monkeypatch.setattr(gauges, "_REFRESH_S", 0.05)
+    monkeypatch.setattr(tracking, "_is_connected", lambda: True)
+    monkeypatch.setattr(tracking, "_REFRESH_S", 0.05)
     return Metric.kept
 
 

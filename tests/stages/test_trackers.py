@@ -14,6 +14,9 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report
 from ltrscale.serving.export import ExportJob, Registry, register_bundle
 from ltrscale.stages import event_files, mlflow_runs, tracking
+from ltrscale.serving.export import ExportJob
+from ltrscale.serving.register import Registry, register_bundle
+from ltrscale.stages import mlflow_runs, trackers, tracking
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.trees.gbdt import GBDTJob
 
@@ -153,7 +156,7 @@ def test_tensorboard_has_settings_and_metrics_by_step(tmp_path: Path, monkeypatc
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monkeypatch.setenv(event_files.TENSORBOARD, str(tmp_path / "events"))
+    monkeypatch.setenv(trackers.TENSORBOARD, str(tmp_path / "events"))
     out = str(tmp_path / "stage")
     Example(out=out).run()
     events = EventAccumulator(str(tmp_path / "events" / out.strip("/")))
@@ -171,7 +174,7 @@ def test_tensorboard_writes_below_its_directory_wherever_the_output_is(
     pytest.importorskip("tensorboard", reason="the extra `tensorboard` is not installed")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    monkeypatch.setenv(event_files.TENSORBOARD, "events")
+    monkeypatch.setenv(trackers.TENSORBOARD, "events")
     for out in ("../x", "x", "./y/../z"):
         Example(out=out).run()
     found = {path.parent.resolve() for path in tmp_path.rglob("events.out.*")}

@@ -21,10 +21,10 @@ from ltrscale.config import Config, Operational
 from ltrscale.errors import InputError, Stopped
 from ltrscale.progress import Report
 from ltrscale.stages import mlflow_runs, tracking
-from ltrscale.stages.event_files import TENSORBOARD
 from ltrscale.stages.metrics_file import MetricsFile
 from ltrscale.stages.mlflow_runs import MLFLOW
 from ltrscale.stages.stage import Origin, Stage
+from ltrscale.stages.trackers import TENSORBOARD
 from tests.chaos.faulty_proxy import BROKEN, FaultyProxy
 from tests.chaos.mlflow_server import TrackingServer
 

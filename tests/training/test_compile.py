@@ -7,7 +7,7 @@ import torch
 from small_trainers import make_trainer, run_epochs
 
 from jobs.bench.compiled import bytes_compiled
-from jobs.bench.device import _transform, lists
+from jobs.bench.device import lists, plain_transform
 from ltrscale.batch import QueryGroups
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.layers import Dropout
@@ -82,6 +82,6 @@ def test_the_compiled_contrast_is_the_same_and_compiles_no_length_anew() -> None
 @pytest.mark.parametrize(("precision", "kilobytes"), [("float32", 205), ("bf16", 114)])
 def test_parts_of_a_compiled_step_are_whole_graphs_that_move_few_bytes(precision: Precision, kilobytes: float) -> None:
     network = NetworkConfig.model_validate({"encoder": {"kind": "resnet"}})
-    net = Pretrainer(_transform(), network, SimCLRRankConfig(), ZeroingConfig())
+    net = Pretrainer(plain_transform(), network, SimCLRRankConfig(), ZeroingConfig())
     moved = bytes_compiled(net, lists(64), precision)
     assert moved <= 1e3 * kilobytes

@@ -16,10 +16,10 @@ from jobs.bench.many import (
     LeastSquares,
     SmallTraining,
     on_paper,
+    on_ranks,
     requests_of_a_beat,
     write_groups,
 )
-from jobs.bench.ranks import on_ranks
 from ltrscale import storage
 from ltrscale.data.stream import plan
 from ltrscale.runtime.mailbox import Beat, Mailbox, Post, Running, WorkerJoined

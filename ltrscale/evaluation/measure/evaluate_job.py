@@ -17,8 +17,8 @@ from ltrscale.reports.findings import ReportStage
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import run_with_ray
 from ltrscale.stages.inputs import content_of, hashes_of
+from ltrscale.stages.provenance import check_unseen, scored_by
 from ltrscale.stages.stage import Origin
-from ltrscale.stages.unseen import check_unseen, scored_by
 
 if TYPE_CHECKING:
     from ltrscale.evaluation.measure import evaluate

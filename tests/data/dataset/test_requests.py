@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.bench.scale import write_manifests
+from jobs.bench.growth import write_manifests
 from jobs.s3 import environment
 from ltrscale import storage
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles

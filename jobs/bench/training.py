@@ -1,82 +1,47 @@
-"""Cost of a pretraining step for every objective and encoder; SimCLR-Rank and the encoder of text against padded forms.
+"""Steps of training: the contrast of a list and the encoder of text against padded forms, and those of two workers.
 
 Shapes: N documents, D embedding; S sequences, L tokens of the longest, T tokens, E width of a head.
 """
 
+import os
+import statistics
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from jobs.bench.measure import Row, mslr_offsets, peak_bytes, same_draws
-from ltrscale.batch import QueryGroups, to_offsets
-from ltrscale.config import kind_of, members
+from jobs.bench.device import RESNET, lists, pretext_step
+from jobs.bench.measure import Row, costs, mslr_offsets, same_draws, select_all, write_dataset
+from ltrscale import storage
+from ltrscale.batch import to_offsets
+from ltrscale.data.stream.batches import GroupStream, StreamConfig
+from ltrscale.data.stream.readers import RowGroupReader, read_direct
 from ltrscale.models.bert import Bert, BertConfig, BertLayer
 from ltrscale.models.choices import FeatureEncoderConfig, NetworkConfig
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.layers import EncoderSettings
+from ltrscale.models.choices import NetworkConfig
+from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.ranker import ProjectorConfig
 from ltrscale.pretext.augment import ZeroingConfig
-from ltrscale.pretext.choices import FeatureMethodConfig
+from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig, simclr_rank
 from ltrscale.pretext.objective import Objective, Pretrainer, SimSiamConfig
+from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.siamese import SimSiamConfig
 from ltrscale.processor import cpu_seconds
-
-WIDTH = 136
-GROUPS = 8  # about 1,000 documents; some objectives contrast all of them with each other
-RESNET = ResNetConfig(width=WIDTH, blocks=3)
-
-
-def bench_networks() -> Iterator[Row]:
-    """One row per objective and per encoder."""
-    yield from map(measure_objective, members(FeatureMethodConfig))
-    yield from map(measure_encoder, members(FeatureEncoderConfig))
-
-
-def measure_objective(cls: type[Objective], groups: int = GROUPS) -> Row:
-    """A step of an objective with its default settings, on the ResNet."""
-    return _row(f"method {kind_of(cls)}", cls(), RESNET, groups)
-
-
-def measure_encoder(cls: type[EncoderSettings], groups: int = GROUPS) -> Row:
-    """A step of SimSiam through an encoder with its default settings."""
-    return _row(f"encoder {kind_of(cls)}", SimSiamConfig(), cls.model_validate({}), groups)
-
-
-def _row(what: str, method: Objective, encoder: EncoderSettings, groups: int) -> Row:
-    batch = _batch(groups)
-    works = step_work(batch, method, encoder), step_work(batch, SimSiamConfig(), RESNET)
-    note = f"{batch.n_documents:,} documents; augmentation, network, loss, gradient and Adam"
-    name = f"pretraining step, {what}: cost, ours / SimSiam on a 3-block ResNet"
-    return Row.cost(name, batch.n_documents, *cpu_seconds(*works, repeats=3), note=note)
-
-
-def _batch(groups: int) -> QueryGroups:
-    offsets_Q1 = mslr_offsets(groups)
-    return QueryGroups(torch.randn(int(offsets_Q1[-1]), WIDTH, generator=same_draws()), offsets_Q1)
-
-
-def step_work(groups: QueryGroups, method: Objective, encoder: EncoderSettings) -> Callable[[], None]:
-    """A function that runs one pretraining step on these groups, with zeroing if the method does not make its views."""
-    transform = fit_transform([groups.features_NF], ["numeric"] * WIDTH, TransformConfig())
-    network = NetworkConfig.model_validate({"encoder": encoder.model_dump()})
-    marginals_SF = transform(groups.features_NF, groups.offsets_Q1)
-    model = Pretrainer(transform, network, method, ZeroingConfig(), marginals_SF)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-4)
-    generator = same_draws()
-
-    def work() -> None:
-        loss, count = model(groups, generator)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss / count)
-        optimizer.step()
-
-    return work
-
+from ltrscale.runtime.engine import ray_cluster
+from ltrscale.runtime.on_ray import read_with_ray
+from ltrscale.training.loop import Trainer
+from ltrscale.training.settings import OptimizerConfig
 
 TEMPERATURE = 0.1
 EMBEDDING = 64
@@ -87,18 +52,14 @@ DOCUMENTS = 1 << 15  # of the memory measurements, whose lists all have the same
 def bench_contrast() -> Iterator[Row]:
     """The loss of SimCLR-Rank against its padded form and by the length of lists, and its step against SimSiam's."""
     yield _against_padding()
-    short, long = (peak_bytes(_loss_at_length, 8, length) / DOCUMENTS for length in (32, 512))
-    yield Row(
-        name="within-group InfoNCE: peak memory per document, L = 512 / L = 32",
-        figure=long / short,
-        goal=1.2,
-        at_least=False,
-        ours=f"{long:.0f} B/doc",
-        peer=f"{short:.0f} B/doc",
-        note="growth of peak resident memory, one process each",
-    )
+    short, long = (costs(_loss_at_length, 8, length)[-1].memory / DOCUMENTS for length in (32, 512))
+    name = "within-group InfoNCE: peak memory per document, L = 512 / L = 32"
+    note = "growth of peak resident memory, one process each"
+    yield Row.ratio(name, long, short, "{:.0f} B/doc", goal=1.2, note=note)
     works = [_loss_work(torch.full((4096 // length,), length), simclr_rank)[0] for length in (512, 128)]
-    yield Row.cost("within-group InfoNCE: time per document, L = 512 / L = 128", 4096, *cpu_seconds(*works), goal=3.2)
+    long_s, short_s = (seconds / (4096 / 1e6) for seconds in cpu_seconds(*works))
+    name = "within-group InfoNCE: time per document, L = 512 / L = 128"
+    yield Row.ratio(name, long_s, short_s, "{:.1f} us/doc", goal=3.2)
     yield _contrast_step()
 
 
@@ -119,17 +80,15 @@ def _against_padding() -> Row:
 
 
 def _contrast_step() -> Row:
-    groups = _batch(CONTRASTED_GROUPS)
+    groups = lists(CONTRASTED_GROUPS)
     # the authors' networks: projectors as deep as in the public code; SimSiam adds a predictor
     simclr = SimCLRRankConfig(temperature=TEMPERATURE, projector=ProjectorConfig(layers=3, output=EMBEDDING))
-    simsiam = SimSiamConfig(projector=ProjectorConfig(layers=2, batch_norm=True))
-    return Row.cost(
-        "pretraining step, 3-block ResNet of width 136: cost, SimCLR-Rank / SimSiam",
-        groups.n_documents,
-        *cpu_seconds(*(step_work(groups, method, RESNET) for method in (simclr, simsiam)), repeats=5),
-        goal=1.15,
-        note="float32; augmentation, network, loss, gradient and Adam",
-    )
+    simsiam, cpu = SimSiamConfig(projector=ProjectorConfig(layers=2, batch_norm=True)), torch.device("cpu")
+    works = (pretext_step(method, RESNET, cpu, groups) for method in (simclr, simsiam))
+    ours_s, peer_s = (seconds / (groups.n_documents / 1e6) for seconds in cpu_seconds(*works, repeats=5))
+    name = "pretraining step, 3-block ResNet of width 136: cost, SimCLR-Rank / SimSiam"
+    note = "float32; augmentation, network, loss, gradient and update"
+    return Row.ratio(name, ours_s, peer_s, "{:.1f} us/doc", goal=1.15, note=note)
 
 
 def _loss_work(lengths_Q: Tensor, loss: Callable[..., Tensor]) -> tuple[Callable[[], None], int]:
@@ -184,7 +143,7 @@ MEDIAN, SPREAD, LONGEST = 45, 0.6, 128
 def bench_text(sequences: int = SEQUENCES) -> Iterator[Row]:
     """Tokens per second and peak memory of a step, forward and backward."""
     yield _text_speed(sequences)
-    ours, peer = (peak_bytes(partial(_run_step, form), 8, sequences) for form in (ragged, padded))
+    ours, peer = (costs(partial(_run_step, form), 8, sequences)[-1].memory for form in (ragged, padded))
     yield Row.memory("encoder of text, forward and backward: peak memory, ragged / padded to the longest", ours, peer)
 
 
@@ -265,3 +224,94 @@ def _text_speed(sequences: int) -> Row:
 
 def _run_step(form: Callable[[Bert, _Text], Tensor], sequences: int) -> None:
     _step(form, _text(sequences))()
+
+
+METHODS: tuple[MethodConfig, ...] = (SimSiamConfig(), SimCLRRankConfig())
+_DOCS_A_WORKER = 16_384
+_STREAMS_A_WORKER = 2
+_STEPS = 8
+_WARM_UP = 3
+
+
+class _Times(NamedTuple):
+    """Seconds of a worker's steps: wall clock, processor time, and waiting for data."""
+
+    wall: float
+    processor: float
+    wait: float
+
+
+def bench_ddp() -> Iterator[Row]:
+    """The share of time that a step waits for Ray Data, and the speedup of two workers."""
+    with storage.scratch.directory() as folder:
+        data = f"{folder}/data"
+        write_dataset(data, "zstd", groups=3_200)
+        yield from (_scaling(method, data) for method in METHODS)
+        with ray_cluster(cpus=4):
+            yield from (_waiting(method, data) for method in METHODS)
+
+
+def _waiting(method: MethodConfig, data: str) -> Row:
+    times = _run(method, data, rank=0, world=1, reader=read_with_ray)
+    return Row(
+        name=f"waiting for data, {method.kind}",
+        figure=times.wait / times.wall,
+        goal=0.05,
+        at_least=False,
+        ours=f"{1e3 * times.wait / _STEPS:.1f} ms per step",
+        peer=f"{times.wall / _STEPS:.2f} s per step",
+        note=f"Ray Data, one worker, {_DOCS_A_WORKER:,} documents per step, default network",
+    )
+
+
+def _scaling(method: MethodConfig, data: str) -> Row:
+    """The time of one worker divided by that of two, with equal work per worker and one core each."""
+    single, of_two = (_spawn(method, data, world) for world in (1, 2))
+    (one,), slowest = single, max(of_two)
+    busier = statistics.mean(times.processor for times in of_two) / one.processor - 1
+    idle = statistics.mean(1 - times.processor / times.wall for times in of_two)
+    return Row(
+        name=f"1 -> 2 workers, {method.kind}",
+        figure=one.wall / slowest.wall,
+        goal=0.85,
+        ours=f"{2 * _STEPS * _DOCS_A_WORKER / slowest.wall / 1e3:.1f} k docs/s",
+        peer=f"{_STEPS * _DOCS_A_WORKER / one.wall / 1e3:.1f} k docs/s",
+        note=f"gloo, one core each; processor time {busier:+.0%}, idle {idle:.0%}",
+    )
+
+
+def _spawn(method: MethodConfig, data: str, world: int) -> list[_Times]:
+    with (
+        storage.scratch.directory() as folder,
+        ProcessPoolExecutor(world, mp_context=get_context("spawn")) as pool,
+    ):
+        return list(pool.map(partial(_worker, world, method, data, str(folder)), range(world)))
+
+
+def _worker(world: int, method: MethodConfig, data: str, folder: str, rank: int) -> _Times:
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[rank % len(cores)]})  # otherwise a single worker could use the second core too
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    times = _run(method, data, rank=rank, world=world, reader=read_direct)
+    dist.destroy_process_group()
+    return times
+
+
+def _run(method: MethodConfig, data: str, *, rank: int, world: int, reader: RowGroupReader) -> _Times:
+    """Train some steps, with an equal share for each worker."""
+    selection = select_all(data)
+    torch.manual_seed(0)
+    transform = FeatureTransform(TransformConfig(numeric="none"), ["numeric"] * len(selection.features), [])
+    model = Pretrainer(transform, NetworkConfig(), method, ZeroingConfig(), None)
+    order = StreamConfig(docs_per_batch=_DOCS_A_WORKER * world, streams=_STREAMS_A_WORKER * world)
+    stream = GroupStream(selection, order, rank=rank, world=world, reader=reader)
+    steps = Trainer(model, model, stream, OptimizerConfig(), epochs=1, seed=0).epoch()
+    for _ in range(_WARM_UP):
+        next(steps)
+    wall, processor, wait = time.perf_counter(), time.process_time(), 0.0
+    for _ in range(_STEPS):
+        wait += next(steps).wait_s
+    times = _Times(time.perf_counter() - wall, time.process_time() - processor, wait)
+    steps.close()
+    return times
