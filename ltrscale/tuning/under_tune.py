@@ -23,8 +23,18 @@ from ltrscale.draws import mix
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Advance, Report, log, progress
 from ltrscale.runtime import ray_internals
-from ltrscale.tuning.attempts import TrialFunction, attempt
-from ltrscale.tuning.history import LATE, History, Result, Trial, as_study, best, ended, state_of
+from ltrscale.tuning.history import (
+    LATE,
+    History,
+    Result,
+    Trial,
+    TrialFunction,
+    as_study,
+    attempt,
+    best,
+    ended,
+    state_of,
+)
 from ltrscale.tuning.space import (
     STEP,
     VALUE,

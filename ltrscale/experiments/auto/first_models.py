@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ltrscale.experiments.first.configs import first_methods
-from ltrscale.experiments.sizes import (
+from ltrscale.experiments.first.configs import (
     BOOSTED,
     FINETUNED,
     PRETRAINED,
@@ -19,6 +18,7 @@ from ltrscale.experiments.sizes import (
     FirstSizes,
     LogSize,
     epoch_minutes,
+    first_methods,
     first_sizes,
 )
 from ltrscale.training.in_context import InContextConfig

@@ -12,7 +12,7 @@ from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import columns_against
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.experiments.auto.first_models import PRETRAINED_NETWORK, SCRATCH, TREES
-from ltrscale.experiments.auto.record import HALF, AutoRecord, validation_metric
+from ltrscale.experiments.auto.plan import HALF, AutoRecord, validation_metric
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text
 from ltrscale.reports.findings import Findings

@@ -14,11 +14,10 @@ from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.data import columns as cols
 from ltrscale.errors import InputError
-from ltrscale.experiments.first.configs import FirstRuns, engine_score
-from ltrscale.experiments.first.counted import FEWEST_PERIODS, LogCounts, count_lists
+from ltrscale.experiments.first.configs import FirstRuns, LogSize, engine_score
+from ltrscale.experiments.first.counted import FEWEST_PERIODS, LogCounts, asked_of, count_lists
 from ltrscale.experiments.first.forms import other_form, refuse_without_features
 from ltrscale.experiments.first.prepare_yaml import clicks_text, prepare_lines, summary
-from ltrscale.experiments.sizes import LogSize
 from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.profile import LogColumn, dialect_of, files_of, first_columns
@@ -106,10 +105,7 @@ class InitJob(Config):
         needed = [each.name for each in in_roles if each]
         complete = sample if sample.whole else read_structure(urls, needed, dialect, rows=None)
         counted = count_lists(guessed, complete)
-        from ltrscale.experiments.first.asked import asked_of  # imports torch: only a good log waits
-
-        asked = asked_of(guessed, complete, urls, dialect)
-        guessed = replace(guessed, asked={**guessed.asked, **asked})
+        guessed = replace(guessed, asked={**guessed.asked, **asked_of(guessed, complete, urls, dialect)})
         texts = {"prepare": yaml_text(prepare_lines(self.file, out, dialect, guessed, counted))}
         runs, notes = _runs(out, guessed, counted)
         clicks = clicks_text(out, guessed)

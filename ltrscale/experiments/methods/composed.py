@@ -13,9 +13,8 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.traits import MethodTraits
-from ltrscale.experiments.methods.base import Method, MethodName, SeedRun
+from ltrscale.experiments.methods.base import Method, MethodName, NetworkStudent, SeedRun, Student
 from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, network
-from ltrscale.experiments.methods.students import NetworkStudent, Student
 from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod, limited
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.blend import BlendConfig, BlendJob

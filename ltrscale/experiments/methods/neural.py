@@ -9,8 +9,7 @@ from ltrscale.config import overlay
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.evaluation.studies.traits import MethodTraits
-from ltrscale.experiments.methods.base import Method, ReadingMethod, SeedRun
-from ltrscale.experiments.methods.students import NetworkStudent, Student
+from ltrscale.experiments.methods.base import Method, NetworkStudent, ReadingMethod, SeedRun, Student
 from ltrscale.origin import digest, settings_of
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.training.blend import BlendConfig, BlendJob

@@ -9,8 +9,7 @@ from ltrscale.bundle import FeatureOrder
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.evaluation.studies.traits import MethodTraits
-from ltrscale.experiments.methods.base import Method, ReadingMethod, SeedRun
-from ltrscale.experiments.methods.students import Student
+from ltrscale.experiments.methods.base import Method, ReadingMethod, SeedRun, Student
 from ltrscale.training.feature import FeatureJob
 from ltrscale.training.settings import Preset
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig

@@ -37,9 +37,9 @@ from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.differences import differing
+from ltrscale.experiments.report.groups import read_groups_scored
 from ltrscale.experiments.report.make import ReportJob, _paragraphs
 from ltrscale.experiments.report.recorded import _curves_of, feature_blocks
-from ltrscale.experiments.report.scored_groups import read_groups_scored
 from ltrscale.experiments.report.sources import Sources, records
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.markdown import escape
