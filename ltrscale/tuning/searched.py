@@ -259,12 +259,9 @@ class Assigned(NamedTuple, Generic[SearchedT]):
 
 
 def with_params(job: SearchedT, space: Space, params: Params) -> Assigned[SearchedT]:
-    """The job with these parameters.
+    """The job with these parameters; an `InputError` if a key is unknown, or a value does not fit.
 
     Keys with a `when` are set after those without, in the order of the space, once it holds: another may make it hold.
-
-    Raises:
-        InputError: a key is unknown, or a value does not fit.
     """
     # without defaults, which as explicit settings would override a preset
     values = job.model_dump(mode="json", exclude_unset=True)
@@ -297,18 +294,22 @@ def given_params(job: Searched, space: Space) -> Params | None:
         value = _value_at(settings, key)
         in_range = dimension.choices is None and dimension.contains(value)
         candidates = [value] if in_range else dimension.probes()
-        same = [candidate for candidate in candidates if _is_unchanged(job, {**params, key: candidate}, space)]
-        if not same:
+        for candidate in candidates:
+            tried = _job_with(job, space, {**params, key: candidate})
+            if tried is not None and tried.result() == job.result():
+                params[key] = candidate
+                break
+        else:
             return None
-        params[key] = same[0]
     return params
 
 
-def _is_unchanged(job: Searched, params: Params, space: Space) -> bool:
+def _job_with(job: Searched, space: Space, params: Params) -> Searched | None:
+    """The job with these parameters; None if they do not fit."""
     try:
-        return with_params(job, space, params).job.result() == job.result()
+        return with_params(job, space, params).job
     except InputError:
-        return False
+        return None
 
 
 def check_space(job: Searched, space: Space) -> None:
@@ -336,20 +337,13 @@ def _enabling(job: Searched, space: Space, key: str, checked: Mapping[str, Param
             for other, enabling in checked.items()
             for choice in space[other].choices or ([value] if other == name and space[other].contains(value) else ())
         )
-        enabled = next(
-            (tried for tried in itertools.chain([params], tries) if _leads_to(job, space, tried, required)), None
-        )
-        if enabled is None:
+        for tried in itertools.chain([params], tries):
+            if (made := _job_with(job, space, tried)) is not None and _has(made, required):
+                params = tried
+                break
+        else:
             return None
-        params = enabled
     return params
-
-
-def _leads_to(job: Searched, space: Space, params: Params, required: Params) -> bool:
-    try:
-        return _has(with_params(job, space, params).job, required)
-    except InputError:
-        return False
 
 
 def _check_values(job: Searched, space: Space, key: str, enabling: Params) -> None:
@@ -396,9 +390,6 @@ def _merge_at(values: dict[str, Any], key: str, value: Any) -> None:
 
 def _set_at(values: Any, key: str, value: Any) -> None:
     """Set a dotted key of plain data; setting another `kind` clears the settings of the old kind.
-
-    Raises:
-        InputError: the key leads through a plain value, or beyond the end of a list.
 
     Example:
         >>> config = {"method": {"kind": "simclr_rank", "temperature": 0.1}, "hidden": [64, 64]}

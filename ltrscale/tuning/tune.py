@@ -169,7 +169,7 @@ def _set_up_tune() -> None:
     os.environ["TUNE_DISABLE_STRICT_METRIC_CHECKING"] = "1"  # a trial may end without a report
     os.environ["TUNE_DISABLE_SIGINT_HANDLER"] = "1"
     os.environ["TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S"] = "0"
-    for name in ("ray.tune", "ray.train", "ray.air"):  # `TrialsLog` logs the trials
+    for name in ("ray.tune", "ray.train", "ray.air"):  # `Scribe` logs the trials
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 

@@ -30,7 +30,7 @@ from ltrscale.signals import stop_on_signal
 from ltrscale.tuning.history import LATE, History, Result, Trial, TrialFunction, _Curve, attempt, ended, keep_unfinished
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
 from ltrscale.tuning.tune import Search
-from ltrscale.tuning.under_tune import Asha, Ending, Proposals, Scribe, TrialsLog
+from ltrscale.tuning.under_tune import Asha, Ending, Proposals, Scribe
 
 SPACE = {"x": {"low": 0, "high": 10}, "c": {"choices": ["a", "b"]}}
 LEVELS = {"x": {"choices": [0, 1, 2, 3, 4, 5]}}
@@ -312,7 +312,7 @@ def test_what_a_process_of_a_trial_raises_is_told_from_its_death(
         (path := tmp_path / "error.pkl").write_bytes(cloudpickle.dumps(error))
         trial = SimpleNamespace(config={"number": number, "params": {}}, num_failures=2, pickled_error_file=str(path))
         ending = Ending(stopping=lambda: False, left_s=60)
-        scribe = Scribe(history, [], ending, TrialsLog([], 8, lambda _: None, lambda _: None))
+        scribe = Scribe(history, [], ending, 8, report=lambda _: None, advance=lambda _: None)
         scribe.on_trial_recover(1, [], trial)
         scribe.on_trial_error(1, [], trial)
         return ending

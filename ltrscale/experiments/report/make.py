@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -95,24 +96,23 @@ class ReportJob(Stage):
         places = [self.evaluation, self.gate, study, *self.embeddings.values()]
         urls = [url for url in places if url is not None] + sources.evaluated.bundles
         urls += [url for split in sources.evaluated.splits.by_name.values() for url in split.data]
-        contents = {url: _content_or_absent(url) for url in dict.fromkeys(urls)}
+        contents = dict.fromkeys(urls, "absent")
+        for url in contents:
+            with suppress(InputError):
+                contents[url] = content_of(url)
         if self.search is not None and storage.exists(trials := storage.join(self.search, results.TABLE)):
             contents[self.search] = storage.fingerprint(trials)
         return contents
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Commit `report.html`, and `report.md` with its pictures; raises as `document`."""
+        """Commit `report.html`, and `report.md` with its pictures."""
         document = self.document()
         with storage.Commit(self.out) as commit:
             commit.write(files(document, page=HTML))
             commit.finish({"made_by": origin})
 
     def document(self) -> Document:
-        """All sections with content; the others become one line each at the end.
-
-        Raises:
-            InputError: there is no evaluation, or it lacks a method in `compare`.
-        """
+        """All sections with content; the others become one line each at the end."""
         sources = Sources.open(self.evaluation, self.compare)
         of_methods = f"Made from the evaluation {self.evaluation} of {', '.join(sources.methods)}."
         all_sections = _sections(self, sources)
@@ -176,56 +176,31 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
     ]
 
 
-def _content_or_absent(url: str) -> str:
-    try:
-        return content_of(url)
-    except InputError:
-        return "absent"
-
-
 def _paragraphs(sources: Sources, *, gate: str | None) -> list[Text | Command]:
     """The opening of the report; it skips unreadable sources, which sections report."""
-    evaluation, verdict = sources.evaluation, _verdict(gate)
-    questions = _open_questions(sources, verdict)
+    evaluation = sources.evaluation
+    verdict: GateVerdict | None = None
+    questions: dict[str, str] = {}
+    memorised: list[str] = []
+    with suppress(InputError):
+        verdict = None if gate is None else GateVerdict.read(gate)
+    with suppress(InputError):
+        checks = verdict.checks if verdict else ()
+        expected = {check.where for check in checks if check.bound == "expected" and check.holds}
+        questions = {name: question for name, question in sources.questions.items() if name not in expected}
+    with suppress(InputError):
+        memorised = [*sources.memorised]
     step, command = next_step(evaluation, verdict, [*questions])
+    more = len(memorised) - _FEATURES_ASKED
+    names = ", ".join(memorised[:_FEATURES_ASKED]) + (f" and {more} more" if more > 0 else "")
     texts = [
         " ".join(opening(evaluation)),
         "" if evaluation.by_period is None else drifted(evaluation.by_period),
-        _memorised(sources),
+        f"Probably memorised, for alone they rank like chance: {names} (see section Features)." if memorised else "",
         *(f"Before this is believed: {question}" for question in [*questions.values()][:_FEATURES_ASKED]),
         step,
     ]
     return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
-
-
-def _verdict(gate: str | None) -> GateVerdict | None:
-    try:
-        return None if gate is None else GateVerdict.read(gate)
-    except InputError:
-        return None
-
-
-def _open_questions(sources: Sources, verdict: GateVerdict | None) -> dict[str, str]:
-    """The questions on features that rank too well alone, without those that the gate's settings answer."""
-    checks = verdict.checks if verdict else ()
-    expected = {check.where for check in checks if check.bound == "expected" and check.holds}
-    try:
-        return {name: question for name, question in sources.questions.items() if name not in expected}
-    except InputError:
-        return {}
-
-
-def _memorised(sources: Sources) -> str:
-    """A sentence on the features that trees have memorised; empty without one."""
-    try:
-        memorised = [*sources.memorised]
-    except InputError:
-        return ""
-    if not memorised:
-        return ""
-    more = len(memorised) - _FEATURES_ASKED
-    names = ", ".join(memorised[:_FEATURES_ASKED]) + (f" and {more} more" if more > 0 else "")
-    return f"Probably memorised, for alone they rank like chance: {names} (see section Features)."
 
 
 def next_step(evaluation: Evaluation, verdict: GateVerdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
