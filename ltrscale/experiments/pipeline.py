@@ -9,6 +9,7 @@ over the test groups of all folds. The commands that a pipeline or a week logs a
 """
 
 import itertools
+import json
 import posixpath
 import re
 import shlex
@@ -163,7 +164,7 @@ class PipelineJob(Config):
             raise ValueError("splits.test: folds are compared on test groups; name them")
         if not 1 < len(set(self.folds)) == len(self.folds) or any(fold.startswith(_SUMMARY) for fold in self.folds):
             raise ValueError(f"folds need two or more different names that do not begin with {_SUMMARY}")
-        values = self.model_dump(exclude={"out", "folds"})
+        values = self.model_dump(mode="json", exclude={"out", "folds"})
         if _with_fold(values, self.folds[0]) == _with_fold(values, self.folds[1]):
             raise ValueError(
                 f"no text has {FOLD}, so that all folds would be the same; write it where the folds differ, such as "
@@ -183,20 +184,17 @@ class PipelineJob(Config):
             for fold in self.folds:
                 log.info("fold %s", fold)
                 self.for_fold(fold).run()
-            summaries = [self._summarised(column) for column in self.evaluate_on]
-        for out in summaries:
+            summaries = {column: join(self.out, _of_labels(_SUMMARY, column)) for column in self.evaluate_on}
+            for column, out in summaries.items():
+                evaluations = {fold: join(self.out, fold, _of_labels(_EVALUATION, column)) for fold in self.folds}
+                FoldSummary(out=out, evaluations=evaluations, seed=self.evaluate.seed).run()
+        for out in summaries.values():
             print_report(out, document(Crossval.read(out)))
 
     def for_fold(self, fold: str) -> "PipelineJob":
         """The pipeline of one fold."""
-        values = _with_fold(self.model_dump(exclude={"out", "folds"}), fold)
+        values = _with_fold(self.model_dump(mode="json", exclude={"out", "folds"}), fold)
         return validate(PipelineJob, {**values, "out": join(self.out, fold)}, f"fold {fold}")
-
-    def _summarised(self, column: str) -> str:
-        out = join(self.out, _of_labels(_SUMMARY, column))
-        evaluations = {fold: join(self.out, fold, _of_labels(_EVALUATION, column)) for fold in self.folds}
-        FoldSummary(out=out, evaluations=evaluations, seed=self.evaluate.seed).run()
-        return out
 
     # the stages of a pipeline without folds, in their order
 
@@ -323,17 +321,9 @@ class FrontSummary(ReportStage):
             report({"method": each.method, **dict(zip(each.of_goals, each.means, strict=True))})
 
 
-def _with_fold(value: Any, fold: str) -> Any:
-    """The value with `{fold}` replaced by the fold's name in all texts."""
-    match value:
-        case str():
-            return value.replace(FOLD, fold)
-        case dict():
-            return {key: _with_fold(item, fold) for key, item in value.items()}
-        case list() | tuple():
-            return [_with_fold(item, fold) for item in value]
-        case _:
-            return value
+def _with_fold(values: Mapping[str, Any], fold: str) -> Any:
+    """The values with `{fold}` replaced by the fold's name in all texts."""
+    return json.loads(json.dumps(values).replace(FOLD, fold))
 
 
 def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:

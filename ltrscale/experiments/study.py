@@ -295,9 +295,6 @@ class StudyJob(Config):
 
     # what the tasks do, in other processes
 
-    def _describe_test(self) -> None:
-        TestGroups(out=join(self.out, "test"), splits=self.splits, evaluate=self.evaluate).run()
-
     def _pretrain(self, name: str, seed: int) -> None:
         run = self._encoders(seed)
         identity = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
@@ -323,7 +320,8 @@ class StudyJob(Config):
 
     def _tasks(self, view: Mapping[str, Dataset]) -> list[Task]:
         """All tasks, on the data sets as they are now; each draw starts with its pretrainings, which take longest."""
-        test = Task("test groups", partial(_seeing, view, self._describe_test))
+        described = TestGroups(out=join(self.out, "test"), splits=self.splits, evaluate=self.evaluate)
+        test = Task("test groups", partial(_seeing, view, described.run))
         tasks = {test.name: test}
         for _, of_draw in itertools.groupby(self.cells, key=lambda cell: cell.draw):
             models: dict[str, Task] = {}
@@ -414,7 +412,7 @@ class StudyJob(Config):
         )
 
 
-def _seeing(view: Mapping[str, Dataset], call: Callable[[], None]) -> None:
+def _seeing(view: Mapping[str, Dataset], call: Callable[[], object]) -> None:
     """Call with the data sets of a view, in whatever process."""
     with one_view(view):
         call()

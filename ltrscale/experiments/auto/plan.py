@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, Self
 
@@ -340,10 +340,7 @@ def first_settings(state: RunState, name: str, teacher: str = SCRATCH) -> Planne
 
     One that does not fit into its share may take a third of what is left, while that is half of the budget.
     """
-
-    def within(minutes: float) -> Planned:
-        return settings_within(state, name, minutes, teacher)
-
+    within = partial(settings_within, state, name, teacher=teacher)
     known, budget, tested = KNOWN_METHODS[name], state.record.budget, state.test_minutes(name)
     plan, left = within(known.share * budget), max(0.0, state.minutes_left - tested)
     if plan.settings is None and left > budget / 2:

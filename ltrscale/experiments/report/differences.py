@@ -6,6 +6,7 @@ Shapes: Q groups, F features, L documents of a list.
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.config import validate
@@ -99,9 +99,10 @@ def _list_tables(
     bounds = itertools.pairwise(part.groups.offsets_Q1.tolist())
     for q, (first, last) in enumerate(bounds):
         labels_L = labels_in(part.groups)[first:last].numpy()
-        ranks = {name: _ranks(part.scores[name][first:last].numpy()) for name in methods}
+        orders = {name: np.argsort(-part.scores[name][first:last].numpy(), kind="stable") for name in methods}
+        ranks = {name: np.argsort(order_L) + 1 for name, order_L in orders.items()}
         close_L = np.minimum(ranks[one], ranks[other]) <= _DOCUMENTS_SHOWN
-        shown = [i for i in np.argsort(ranks[other]) if close_L[i] or labels_L[i] > 0]
+        shown = [i for i in orders[other] if close_L[i] or labels_L[i] > 0]
         ids, gains = (_lists_of(part, name)[q] for name in ("doc_ids", "gains"))
         columns = [
             ("label", [f"{label:g}" for label in labels_L[shown]]),
@@ -152,13 +153,6 @@ def _shown_as(sources: Sources, feature: Feature, value: float) -> str:
     return _cut(sources.categories.get(feature.name, {}).get(int(value), f"{value:.0f}"))
 
 
-def _ranks(scores_L: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Ranks from 1; equal scores keep the order of the list."""
-    ranks_L = np.empty(len(scores_L), np.int64)
-    ranks_L[np.argsort(-scores_L, kind="stable")] = np.arange(1, len(scores_L) + 1)
-    return ranks_L
-
-
 _NAMES = (
     r"titl|titel|titre|t[ií]tulo|titolo|tytu[lł]|tittel",
     r"^(name|bezeichnung|nom|nombre|nome|naam|nazwa|namn)$|(item|product|article|artikel|produkt|produit|producto|"
@@ -174,9 +168,6 @@ def titles_of(urls: Sequence[str], ids: Collection[str], column: str | None = No
 
     Both are empty if the raw rows no longer exist or have no title column. Without `column`, a column is chosen by its
     name if it has one text per id, and hardly ever the same text for two ids.
-
-    Raises:
-        InputError: the rows have no column of that name, or a file is damaged.
     """
     name, found = "", dict[str, str]()
     for title, pairs in itertools.chain.from_iterable(_title_pairs(url, column) for url in urls):
@@ -224,17 +215,13 @@ def _files_of_items(url: str) -> Iterator[tuple[str, Dialect, str, Sequence[str]
     columns = source.columns
     for join in source.joins:
         if item in join.key:
-            for file in _there(join.path):
+            files = list[str]()
+            with suppress(InputError):  # the table may no longer exist
+                files = storage.list_files(join.path)
+            for file in files:
                 yield file, columns.dialect(file), join.key[item], [*join.key.values()]
     for file in reversed(raw_files(open_dataset(url))):  # the test periods are the last ones
         yield file, columns.dialect(file), item, [item, columns.query]
-
-
-def _there(path: str) -> list[str]:
-    try:
-        return storage.list_files(path)
-    except InputError:
-        return []
 
 
 def _titles(schema: pa.Schema, column: str | None, *, but: Sequence[str]) -> list[str]:
