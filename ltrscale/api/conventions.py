@@ -117,9 +117,6 @@ def new_values(arguments: Mapping[str, Any], params: Mapping[str, Any]) -> dict[
     """A ranker's arguments after a change; only keys are checked, because other values may still change.
 
     `params` are named as arguments are, or `settings__gbdt__num_trees` and the like.
-
-    Raises:
-        InputError: there is no such argument, or no such key.
     """
     new = {name: value for name, value in params.items() if name in arguments}
     nested = set()

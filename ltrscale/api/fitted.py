@@ -106,7 +106,6 @@ class SavedRanker(Strict):
 
     arguments: dict[str, Any]
     columns: dict[str, Any]
-    """The uses of columns."""
     array_width: int | None = None
     """Columns of the training array; null for a table, where columns have names."""
     names: tuple[str, ...] = ()
@@ -138,9 +137,6 @@ def explained(
     """Explanations of a data set whose documents are named by row number; `items` are the names of the rows.
 
     They compare two rows, or by default the first item of each query with those of ranks 2 to `depth`.
-
-    Raises:
-        InputError: the two rows are not of one query.
     """
     selection = with_tokens_of(select(split, labelled=False), [bundle])
     names = open_dataset(split.data[0]).manifest.names_of_categories

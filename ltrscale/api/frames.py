@@ -46,14 +46,9 @@ LABEL, QUERY = "__label__", "__query__"
 def to_raw_table(rows: Any, labels: Any = None, group: Any = None) -> pa.Table:
     """Rows as an Arrow table, with labels and groups given as arrays in the columns `LABEL` and `QUERY`.
 
-    Args:
-        rows: a data frame of pandas or polars, an Arrow table or anything else that exports Arrow's C stream; or an
-            array [N, F], with columns named 1, 2, ... as the features of LETOR files are.
-        labels: N labels, or None.
-        group: a query id for each row, or the lengths of the groups, one after the other; or None.
-
-    Raises:
-        InputError: the rows are no table, labels or groups do not fit them, or values are complex or of several types.
+    Rows are a data frame of pandas or polars, an Arrow table or anything else that exports Arrow's C stream; or an
+    array [N, F], with columns named 1, 2, ... as the features of LETOR files are. A group is a query id for each row,
+    or the lengths of the groups, one after the other.
 
     Example:
         >>> to_raw_table(np.zeros((3, 1)), labels=[1, 0, 2], group=[2, 1]).to_pydict()
@@ -317,11 +312,7 @@ def _warn_of_doubtful(reasons: Mapping[str, str], features: Collection[str]) -> 
 
 
 def validation_table(validation: Any, columns: Mapping[str, Any], width: int | None) -> pa.Table:
-    """A table of validation groups, given in the way of the training rows: `width` and `columns` are of these.
-
-    Raises:
-        InputError: it is no table nor `(X, y, group)`, or labels or groups are arrays in one of both alone.
-    """
+    """A table of validation groups, given in the way of the training rows: `width` and `columns` are of these."""
     parts = validation if isinstance(validation, tuple) else (validation,)
     if not 1 <= len(parts) <= 3:
         raise InputError(f"validation has {len(parts)} parts; give a table with the columns of X, or (X, y, group)")

@@ -256,7 +256,6 @@ class ServingCost(Strict):
     kind: str
     """Kind of the bundle: neural, trees or feature."""
     bytes: int
-    """Size of weights or trees in the bundle."""
     documents_per_second: float
     """Scoring speed on one thread, by processor time."""
     trained_on: int | None
@@ -273,7 +272,6 @@ class Distillation(Findings):
     against_teacher: dict[str, Comparison]
     """The primary metric against the teacher by method, on the groups that define it; none for the teacher itself."""
     agreement: Agreement
-    """How well the methods agree with the teacher."""
     costs: dict[str, ServingCost]
     """By method, as far as it has a bundle."""
 

@@ -42,7 +42,6 @@ class Result(Strict):
     value: float | None = None
     """The metric; of a stopped trial, at its last step, if there was one."""
     curve: tuple[tuple[int, float], ...] = ()
-    """Steps, and the metric at each."""
     seconds: float = Field(0.0, ge=0)
     """Time of all attempts at it; of one that a kill cut off, to within a minute."""
     reason: str | None = None

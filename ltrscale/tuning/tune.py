@@ -104,13 +104,7 @@ class Search:
         self._check_any_complete(trials)
 
     def run_here(self) -> list[Trial]:
-        """Run the trials one by one in this process, as `run`; returns all. ASHA and resources do not apply.
-
-        Raises:
-            InputError: no trial has completed.
-            Stopped: a trial was asked to stop; the same call resumes it.
-            UnavailableError: a trial met an outage; likewise.
-        """
+        """Run the trials one by one in this process, as `run`; returns all. ASHA and resources do not apply."""
         past = self.history.trials()
         end_s, proposals = time.monotonic() + self._left_s(past, 1), self._proposals(past)
         before = len(ended(past))
@@ -222,12 +216,7 @@ class TuneJob(SearchConfig, Stage):
                 storage.remove(join(self.out, name))
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Run the remaining trials on the data sets as they are when the search starts; write the results.
-
-        Raises:
-            InputError: `out` holds a search with other settings, other keys or other data, or no trial completed.
-            Stopped: the search was asked to stop.
-        """
+        """Run the remaining trials on the data sets as they are when the search starts; write the results."""
         history, identity = History(self.out, self.space), self.history_identity()
         before = history.identity()
         if before is not None and "data" in before and (changed := difference(before["data"], identity["data"])):
@@ -253,9 +242,6 @@ class TuneJob(SearchConfig, Stage):
 
         Writes only the history. A history of another search, space or data is removed first, so that the same settings
         always end with the same trials.
-
-        Raises:
-            InputError: the space does not fit the job, splits overlap, or no trial completed.
         """
         self.check()
         with holding(self.out), one_view() as view:

@@ -32,7 +32,6 @@ class BoardRow(Strict):
     validation: float | None
     """The metric that chose, on validation."""
     url: str
-    """The bundle."""
 
 
 class Board(Findings):
@@ -42,7 +41,6 @@ class Board(Findings):
     made_by_job: ClassVar = "jobs.auto"
     rows: tuple[BoardRow, ...]
     weights: dict[str, float]
-    """Weights of the models in the blend."""
     metric: str = "ndcg@5"
     """The metric that chose on validation."""
     left_out: dict[str, str] = Field(default_factory=dict)
@@ -55,7 +53,6 @@ class Board(Findings):
     """The ranker's bundle."""
     refitted: bool
     budget: float
-    """Minutes available."""
     minutes: float
     """Minutes spent before this page."""
     test_share: float | None = None

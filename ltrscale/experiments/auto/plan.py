@@ -101,11 +101,9 @@ class AutoRecord(Strict):
     of: str
     """Hash of the data, the seed, and the metric that chooses."""
     budget: float
-    """Minutes of the budget."""
     minutes: float = 0.0
     """Spent so far, over all processes."""
     methods: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    """Settings of the methods."""
     entries: tuple[Entry, ...] = ()
     """Models in the order of their decisions."""
     test_share: float | None = None
@@ -120,11 +118,7 @@ class AutoRecord(Strict):
 
     @classmethod
     def resumed(cls, url: str, of: str, budget: float) -> Self:
-        """The record of an earlier process, without models left out for another budget; or an empty one.
-
-        Raises:
-            InputError: the earlier process had other data, another seed or another metric.
-        """
+        """The record of an earlier process, without models left out for another budget; or an empty one."""
         record = read_record(cls, url, "remove it, and the same command begins anew")
         if record is None:
             return cls(of=of, budget=budget)
@@ -218,7 +212,6 @@ class RunState:
     """What decides: models so far, sizes, and minutes; with the minutes that further models will take."""
 
     record: AutoRecord
-    """Models so far, and the budget."""
     sizes: AutoSizes
     spent: float
     """Minutes so far, over all processes."""

@@ -45,7 +45,6 @@ class Sources:
     """Directory of the evaluation."""
     evaluation: Evaluation
     evaluated: EvaluateConfig
-    """The config of the evaluation."""
     compare: tuple[str, str] | None = None
     """The two methods to list groups of, if given."""
     _opened: dict[str, Bundle] = field(default_factory=dict, repr=False)
