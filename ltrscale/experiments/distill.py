@@ -164,7 +164,10 @@ class DistillJob(Config):
         with recorded(self.out, self, "distill"), cluster_for(self.workers):
             self._check()
             self._score()
-            models = {name: self._student(name) for name in self.students}
+            models = {name: join(self.out, "students", name) for name in self.students}
+            train = self._scored(self._splits.train).replace(labelled_fraction=self.student_fraction)
+            for name, out in models.items():
+                self.students[name].job(out, self._splits.replace(train=train), self.workers).run()
             if self.direct is not None:
                 models[DIRECT] = join(self.out, DIRECT)
                 GBDTJob(out=models[DIRECT], splits=self._splits, gbdt=self.direct, workers=self.workers).run()
@@ -226,12 +229,6 @@ class DistillJob(Config):
             docs_per_batch=self.evaluate.docs_per_batch,
             ray=self.ray,
         ).run()
-
-    def _student(self, name: str) -> str:
-        out = join(self.out, "students", name)
-        train = self._scored(self._splits.train).replace(labelled_fraction=self.student_fraction)
-        self.students[name].job(out, self._splits.replace(train=train), self.workers).run()
-        return out
 
     def _compare(self, models: Mapping[str, str]) -> None:
         """Evaluate all methods on labelled test groups; compare their rankings with the teacher's on all of them."""

@@ -54,7 +54,7 @@ def differing(sources: Sources, n: int, titles: str | None = None) -> Iterator[B
     picked = [*[q for q in order[::-1] if lead_Q[q] > 0][:n], *[q for q in order if lead_Q[q] < 0][:n]]
     if not picked:
         raise InputError(f"{first} and {second} differ in no group; set compare to two other methods, or lists above 0")
-    label = metric_label(sources.primary)
+    label = metric_label(sources.evaluation.primary)
     yield Text(
         f"{second} against {first}: groups where {second} is ahead most, then where {first} is, by {label}. Lists are "
         f"in the order of {second}; documents with a label above 0 are marked. Of longer lists the first "

@@ -96,12 +96,12 @@ def primary_values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArra
     data = storage.read_verified(url, GROUPS, storage.read_manifest(url) or {})
     parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in methods}
     with pq.ParquetFile(pa.BufferReader(data)) as file:
-        for batch in file.iter_batches(columns=["gid", "method", "trial", sources.primary]):
+        for batch in file.iter_batches(columns=["gid", "method", "trial", sources.evaluation.primary]):
             # queries without a list have negative ids
             first = (batch.column("trial").to_numpy() == 0) & (batch.column("gid").to_numpy() >= 0)
             for name in methods:
                 rows = first & (np.asarray(batch.column("method")) == name)
-                parts[name].append(batch.column(sources.primary).to_numpy(zero_copy_only=False)[rows])
+                parts[name].append(batch.column(sources.evaluation.primary).to_numpy(zero_copy_only=False)[rows])
     return {name: np.concatenate(of_method).astype(np.float64) for name, of_method in parts.items()}
 
 

@@ -60,11 +60,6 @@ class Sources:
         return cls(url, evaluation, EvaluateConfig.recorded(url), compare)
 
     @property
-    def primary(self) -> str:
-        """The primary metric."""
-        return self.evaluation.primary
-
-    @property
     def methods(self) -> list[str]:
         """Method names, in the order of the evaluation."""
         return [method.name for method in self.evaluation.methods]
