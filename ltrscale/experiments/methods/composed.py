@@ -43,9 +43,7 @@ class TunedMethod(Method):
     """Also end the search after this much time of trials; empty for no limit."""
     search: SamplerConfig = SamplerConfig()
 
-    @property
-    def is_one_model(self) -> bool:
-        return True
+    is_one_model: ClassVar = True
 
     def check(self, where: str, name: str, methods: Mapping[str, Method]) -> None:
         if self.of not in methods or not methods[self.of].is_searchable:

@@ -1,7 +1,7 @@
 """Networks as methods of a pipeline: one that is trained, and one that reads labelled groups as examples."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -34,6 +34,8 @@ class NeuralMethod(ReadingMethod):
     """Start from the ranker of this other method, such as one that has learnt clicks; `finetune.keep_head` keeps its
     head, too."""
     finetune: FinetuneConfig = FinetuneConfig()
+
+    is_one_model: ClassVar = True
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -68,10 +70,6 @@ class NeuralMethod(ReadingMethod):
             projector_layers = finetuning(preset, _pretext(other.get("pretrain")))["projector_layers"]
             return overlay({"finetune": {"projector_layers": projector_layers}}, settings)
         return settings
-
-    @property
-    def is_one_model(self) -> bool:
-        return True
 
     @property
     def is_searchable(self) -> bool:
@@ -224,9 +222,7 @@ class InContextMethod(ReadingMethod):
     kind: Literal["in_context"] = "in_context"
     in_context: InContextConfig = InContextConfig()
 
-    @property
-    def is_one_model(self) -> bool:
-        return True
+    is_one_model: ClassVar = True
 
     def about(self, methods: Mapping[str, Method]) -> MethodTraits:
         return MethodTraits(family="in context")
