@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
@@ -94,15 +95,10 @@ def primary_values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArra
     """The primary metric of every test group by the first trial of each method, NaN where undefined."""
     url = sources.url
     data = storage.read_verified(url, GROUPS, storage.read_manifest(url) or {})
-    parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in methods}
-    with pq.ParquetFile(pa.BufferReader(data)) as file:
-        for batch in file.iter_batches(columns=["gid", "method", "trial", sources.evaluation.primary]):
-            # queries without a list have negative ids
-            first = (batch.column("trial").to_numpy() == 0) & (batch.column("gid").to_numpy() >= 0)
-            for name in methods:
-                rows = first & (np.asarray(batch.column("method")) == name)
-                parts[name].append(batch.column(sources.evaluation.primary).to_numpy(zero_copy_only=False)[rows])
-    return {name: np.concatenate(of_method).astype(np.float64) for name, of_method in parts.items()}
+    # queries without a list have negative ids
+    first = (pc.field("trial") == 0) & (pc.field("gid") >= 0) & pc.field("method").isin(list(methods))
+    rows = pq.read_table(pa.BufferReader(data), columns=["method", sources.evaluation.primary], filters=first)
+    return {name: rows.filter(pc.field("method") == name)[sources.evaluation.primary].to_numpy() for name in methods}
 
 
 def labels_in(groups: QueryGroups) -> Tensor:
