@@ -10,8 +10,7 @@ from sklearn.exceptions import NotFittedError
 from ltrscale.config import Config, by_kind, check_keys, overlay, validate
 from ltrscale.errors import InputError, suggestion
 from ltrscale.experiments.methods.base import ReadingMethod
-from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.trees import GBDTMethod, SemiMethod
+from ltrscale.experiments.methods.single import GBDTMethod, NeuralMethod, SemiMethod
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import MetricName

@@ -34,7 +34,7 @@ from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.methods.base import Method, SeedRun
-from ltrscale.experiments.methods.neural import pretrained
+from ltrscale.experiments.methods.single import pretrained
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ranking.choices import metric_named
 from ltrscale.serving.columns import ROW, uses_of

@@ -40,7 +40,7 @@ from ltrscale.experiments.methods.base import (
     with_foundations,
 )
 from ltrscale.experiments.methods.composed import AnyMethod
-from ltrscale.experiments.methods.neural import pretrained, sharing_encoders
+from ltrscale.experiments.methods.single import pretrained, sharing_encoders
 from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.study_stages import SUMMARY, Measurement, StudySummary, TestGroups
 from ltrscale.progress import log, progress

@@ -14,8 +14,15 @@ from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.traits import MethodTraits
 from ltrscale.experiments.methods.base import Method, MethodName, NetworkStudent, SeedRun, Student
-from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, network
-from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod, limited
+from ltrscale.experiments.methods.single import (
+    FeatureMethod,
+    GBDTMethod,
+    InContextMethod,
+    NeuralMethod,
+    SemiMethod,
+    limited,
+    network,
+)
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.blend import BlendConfig, BlendJob
 from ltrscale.training.combine import CombineConfig, CombineJob

@@ -22,8 +22,7 @@ from ltrscale.experiments.first.configs import (
 )
 from ltrscale.experiments.first.counted import informative_lists
 from ltrscale.experiments.methods.composed import StackMethod
-from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.trees import GBDTMethod
+from ltrscale.experiments.methods.single import GBDTMethod, NeuralMethod
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.study import StudyJob
 
