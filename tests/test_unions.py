@@ -14,10 +14,10 @@ AGREED = {
     "ltrscale/bundle/files.py": "only the encoder of text reads tokens, and has a vocabulary to compare",
     "ltrscale/bundle/networks.py": "weights of one architecture are one ranker; mypy has to know",
     "ltrscale/evaluation/measure/explain.py": "an encoder ranks nothing, so that another question is answered of it",
-    "ltrscale/experiments/methods/trees.py": "a preset reads settings before they are validated; HOU24's grid is one",
-    "ltrscale/experiments/methods/neural.py": "a network has students of its own settings, trees have others",
+    "ltrscale/experiments/methods/single.py": "presets read settings before they are validated; networks have students "
+    "of other settings than trees",
     "ltrscale/experiments/report/make.py": "a report that lacks a part says so in a section of its own",
-    "ltrscale/experiments/report/titles.py": "only a log with one item a row names a column of the item",
+    "ltrscale/experiments/report/differences.py": "only a log with one item a row names a column of the item",
     "ltrscale/runtime/under_ray.py": "messages are data that cross processes, and the driver alone acts on them",
     "ltrscale/ranking/libraries.py": "rules of other programs are known for a few metrics, and differ between these",
     "ltrscale/reports/render.py": "blocks are data; one function writes them as Markdown and for the terminal",

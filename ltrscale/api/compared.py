@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ltrscale import storage
-from ltrscale.api import frames, raw_tables
+from ltrscale.api import frames
 from ltrscale.api.conventions import NotFitted
 from ltrscale.api.estimator import Keys, Ranker
 from ltrscale.config import validate
@@ -49,7 +49,7 @@ def compare(
     for name, ranker in rankers.items():
         if ranker._model is None:
             raise NotFitted(f"compare: {name} is not fitted; fit it first")
-        raw_tables.check_width(X, ranker._model.array_width)
+        frames.check_width(X, ranker._model.array_width)
     name, first = next(iter(rankers.items()))
     if not hasattr(first, "splits_"):
         raise InputError(f"{name} was not fitted by this process, so its validation groups are not known; fit it first")

@@ -10,8 +10,7 @@ from sklearn.exceptions import NotFittedError
 from ltrscale.config import Config, by_kind, check_keys, overlay, validate
 from ltrscale.errors import InputError, suggestion
 from ltrscale.experiments.methods.base import ReadingMethod
-from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.trees import GBDTMethod, SemiMethod
+from ltrscale.experiments.methods.single import GBDTMethod, NeuralMethod, SemiMethod
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import MetricName
@@ -117,9 +116,6 @@ def new_values(arguments: Mapping[str, Any], params: Mapping[str, Any]) -> dict[
     """A ranker's arguments after a change; only keys are checked, because other values may still change.
 
     `params` are named as arguments are, or `settings__gbdt__num_trees` and the like.
-
-    Raises:
-        InputError: there is no such argument, or no such key.
     """
     new = {name: value for name, value in params.items() if name in arguments}
     nested = set()

@@ -18,10 +18,9 @@ from sklearn.base import BaseEstimator
 
 from ltrscale import bundle as bundles
 from ltrscale import storage
-from ltrscale.api import frames, raw_tables
+from ltrscale.api import frames
 from ltrscale.api.conventions import AUTO, Arguments, NotFitted, as_value_errors, inner_values, new_values
-from ltrscale.api.explained import explained
-from ltrscale.api.fitted import FittedModel, Folder, SavedRanker
+from ltrscale.api.fitted import FittedModel, Folder, SavedRanker, explained
 from ltrscale.bundle.explanations import Explanation
 from ltrscale.config import validate
 from ltrscale.data.dataset.disjoint import check_splits
@@ -35,7 +34,7 @@ from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.methods.base import Method, SeedRun
-from ltrscale.experiments.methods.neural import pretrained
+from ltrscale.experiments.methods.single import pretrained
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ranking.choices import metric_named
 from ltrscale.serving.columns import ROW, uses_of
@@ -180,7 +179,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         splits = Splits(train=Split(data=(data,)), validation=Split(data=(data,)))
         run = _run(arguments, method, splits, folder)
         pretrained(run, self.method)
-        self._pretrained = _Pretrained(run, columns, raw_tables.width(X), folder)
+        self._pretrained = _Pretrained(run, columns, frames.width(X), folder)
         return self
 
     @as_value_errors
@@ -198,11 +197,11 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
         Raises:
             InputError: as `jobs.prepare` and the jobs that train; `pretrain` was called for another pretext objective.
         """
-        arguments, width = self._arguments(), raw_tables.width(X)
+        arguments, width = self._arguments(), frames.width(X)
         method = None if arguments.method == AUTO and not arguments.settings else arguments.as_method()
         encoders = None if method is None else self._encoders_for(method)
         if self._pretrained is not None:
-            raw_tables.check_width(X, self._pretrained.array_width)
+            frames.check_width(X, self._pretrained.array_width)
             columns = {**self._pretrained.columns, **columns}
         table, columns = frames.rows_as_table(X, y, group, columns, labels_needed=True)
         if validation is None:
@@ -388,7 +387,7 @@ class Ranker(BaseEstimator):  # type: ignore[misc]
     ) -> tuple[pa.Table, dict[str, Any]]:
         """Rows with the columns of `fit` as a table with row numbers, and its uses, of which `columns` are new."""
         model = self._fitted()
-        raw_tables.check_width(X, model.array_width)
+        frames.check_width(X, model.array_width)
         table, uses = frames.rows_as_table(X, y, group, {**model.columns, **columns}, labels_needed=labels_needed)
         return table.append_column(ROW, pa.array(np.arange(len(table)))), uses
 

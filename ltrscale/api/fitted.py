@@ -1,4 +1,4 @@
-"""The model of a fitted ranker: in memory, in copies, and in files.
+"""The model of a fitted ranker: in memory, in copies, in files, and explanations of rows by it.
 
 A saved ranker is the files of its bundle, and beside them its arguments and the uses of columns.
 """
@@ -11,9 +11,17 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Self
 
+import pyarrow as pa
+
 from ltrscale import bundle as bundles
 from ltrscale import storage
+from ltrscale.bundle import Bundle, with_tokens_of
+from ltrscale.bundle.explanations import Explanation, Reasoner
 from ltrscale.config import Strict, validate
+from ltrscale.data.dataset.manifest import open_dataset
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split
+from ltrscale.data.stream.scored import NamedGroups, read_named
 from ltrscale.devices import choose_device
 from ltrscale.errors import InputError
 from ltrscale.ingest.inputs import PrepareConfig
@@ -98,7 +106,6 @@ class SavedRanker(Strict):
 
     arguments: dict[str, Any]
     columns: dict[str, Any]
-    """The uses of columns."""
     array_width: int | None = None
     """Columns of the training array; null for a table, where columns have names."""
     names: tuple[str, ...] = ()
@@ -122,3 +129,37 @@ class SavedRanker(Strict):
         with storage.Commit(url) as commit:
             commit.write(files)
             commit.finish({name: manifest[name] for name in ("format", "version", "made_by")})
+
+
+def explained(
+    bundle: Bundle, split: Split, items: Sequence[str], rows: tuple[int, int] | None, depth: int
+) -> list[Explanation]:
+    """Explanations of a data set whose documents are named by row number; `items` are the names of the rows.
+
+    They compare two rows, or by default the first item of each query with those of ranks 2 to `depth`.
+    """
+    selection = with_tokens_of(select(split, labelled=False), [bundle])
+    names = open_dataset(split.data[0]).manifest.names_of_categories
+    reasoner = Reasoner.from_bundles({bundle.url: bundle}, selection.features, names, device=choose_device("auto"))
+    found: list[Explanation] = []
+    for part in read_named(selection):
+        ids = part.ids.drop(["doc_ids"]).append_column(
+            "doc_ids", pa.array([[items[int(row)] for row in of_list.as_py()] for of_list in part.ids["doc_ids"]])
+        )
+        if rows is None:
+            found += reasoner.explain_firsts(part.groups, ids, depth)
+        elif (places := _places(part, rows)) is not None:
+            found += reasoner.explain(part.groups, ids, [(places[0], places[1:])])
+    if rows is not None and not found:
+        raise InputError(
+            f"rows {rows[0]} and {rows[1]} are no two rows of one query; a score is compared within a query"
+        )
+    return found
+
+
+def _places(part: NamedGroups, rows: tuple[int, int]) -> list[int] | None:
+    """The documents of two rows in a batch; None if no list has both."""
+    for start, of_list in zip(part.groups.offsets_Q1.tolist(), part.ids["doc_ids"].to_pylist(), strict=False):
+        if rows[0] != rows[1] and {str(row) for row in rows} <= {*of_list}:
+            return [start + of_list.index(str(row)) for row in rows]
+    return None

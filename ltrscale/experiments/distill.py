@@ -162,7 +162,10 @@ class DistillJob(Config):
         with recorded(self.out, self, "distill"), cluster_for(self.workers):
             self._check()
             self._score()
-            models = {name: self._student(name) for name in self.students}
+            models = {name: join(self.out, "students", name) for name in self.students}
+            train = self._scored(self._splits.train).replace(labelled_fraction=self.student_fraction)
+            for name, out in models.items():
+                self.students[name].job(out, self._splits.replace(train=train), self.workers).run()
             if self.direct is not None:
                 models[DIRECT] = join(self.out, DIRECT)
                 GBDTJob(out=models[DIRECT], splits=self._splits, gbdt=self.direct, workers=self.workers).run()
@@ -225,12 +228,6 @@ class DistillJob(Config):
             ray=self.ray,
         ).run()
 
-    def _student(self, name: str) -> str:
-        out = join(self.out, "students", name)
-        train = self._scored(self._splits.train).replace(labelled_fraction=self.student_fraction)
-        self.students[name].job(out, self._splits.replace(train=train), self.workers).run()
-        return out
-
     def _compare(self, models: Mapping[str, str]) -> None:
         """Evaluate all methods on labelled test groups; compare their rankings with the teacher's on all of them."""
         baseline = TEACHER if self.direct is None else DIRECT
@@ -254,7 +251,6 @@ class ServingCost(Strict):
     kind: str
     """Kind of the bundle: neural, trees or feature."""
     bytes: int
-    """Size of weights or trees in the bundle."""
     documents_per_second: float
     """Scoring speed on one thread, by processor time."""
     trained_on: int | None
@@ -271,7 +267,6 @@ class Distillation(Findings):
     against_teacher: dict[str, Comparison]
     """The primary metric against the teacher by method, on the groups that define it; none for the teacher itself."""
     agreement: Agreement
-    """How well the methods agree with the teacher."""
     costs: dict[str, ServingCost]
     """By method, as far as it has a bundle."""
 

@@ -5,16 +5,22 @@ data order. All methods of a seed see the same labelled groups. Stages that are 
 interrupted or changed pipeline runs only the remaining stages.
 
 With `folds` everything runs once for each fold of a collection, below `out/FOLD`, and a summary compares the methods
-over the test groups of all folds.
+over the test groups of all folds. The commands that a pipeline or a week logs as the next ones are here too.
 """
 
 import itertools
+import json
+import posixpath
+import re
+import shlex
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
+from ltrscale import storage
+from ltrscale.bundle import load
 from ltrscale.config import Config, Operational, validate
 from ltrscale.data.dataset.columns import GoalName, goal_column
 from ltrscale.data.dataset.disjoint import check_splits
@@ -31,11 +37,10 @@ from ltrscale.evaluation.studies.folds import Crossval, document, summarise_fold
 from ltrscale.evaluation.studies.front import Front, front_page, summarise_front
 from ltrscale.experiments.methods.base import MethodName, SeedRun, check_methods
 from ltrscale.experiments.methods.composed import AnyMethod, with_preset
-from ltrscale.experiments.next_commands import after_pipeline, best_on_validation
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.progress import Report, log
+from ltrscale.progress import Report, called, log
 from ltrscale.reports.document import Document
 from ltrscale.reports.findings import ReportStage, print_report
 from ltrscale.runtime.launch import cluster_for
@@ -158,7 +163,7 @@ class PipelineJob(Config):
             raise ValueError("splits.test: folds are compared on test groups; name them")
         if not 1 < len(set(self.folds)) == len(self.folds) or any(fold.startswith(_SUMMARY) for fold in self.folds):
             raise ValueError(f"folds need two or more different names that do not begin with {_SUMMARY}")
-        values = self.model_dump(exclude={"out", "folds"})
+        values = self.model_dump(mode="json", exclude={"out", "folds"})
         if _with_fold(values, self.folds[0]) == _with_fold(values, self.folds[1]):
             raise ValueError(
                 f"no text has {FOLD}, so that all folds would be the same; write it where the folds differ, such as "
@@ -178,20 +183,17 @@ class PipelineJob(Config):
             for fold in self.folds:
                 log.info("fold %s", fold)
                 self.for_fold(fold).run()
-            summaries = [self._summarised(column) for column in self.evaluate_on]
-        for out in summaries:
+            summaries = {column: join(self.out, _of_labels(_SUMMARY, column)) for column in self.evaluate_on}
+            for column, out in summaries.items():
+                evaluations = {fold: join(self.out, fold, _of_labels(_EVALUATION, column)) for fold in self.folds}
+                FoldSummary(out=out, evaluations=evaluations, seed=self.evaluate.seed).run()
+        for out in summaries.values():
             print_report(out, document(Crossval.read(out)))
 
     def for_fold(self, fold: str) -> "PipelineJob":
         """The pipeline of one fold."""
-        values = _with_fold(self.model_dump(exclude={"out", "folds"}), fold)
+        values = _with_fold(self.model_dump(mode="json", exclude={"out", "folds"}), fold)
         return validate(PipelineJob, {**values, "out": join(self.out, fold)}, f"fold {fold}")
-
-    def _summarised(self, column: str) -> str:
-        out = join(self.out, _of_labels(_SUMMARY, column))
-        evaluations = {fold: join(self.out, fold, _of_labels(_EVALUATION, column)) for fold in self.folds}
-        FoldSummary(out=out, evaluations=evaluations, seed=self.evaluate.seed).run()
-        return out
 
     # the stages of a pipeline without folds, in their order
 
@@ -318,17 +320,9 @@ class FrontSummary(ReportStage):
             report({"method": each.method, **dict(zip(each.of_goals, each.means, strict=True))})
 
 
-def _with_fold(value: Any, fold: str) -> Any:
-    """The value with `{fold}` replaced by the fold's name in all texts."""
-    match value:
-        case str():
-            return value.replace(FOLD, fold)
-        case dict():
-            return {key: _with_fold(item, fold) for key, item in value.items()}
-        case list() | tuple():
-            return [_with_fold(item, fold) for item in value]
-        case _:
-            return value
+def _with_fold(values: Mapping[str, Any], fold: str) -> Any:
+    """The values with `{fold}` replaced by the fold's name in all texts."""
+    return json.loads(json.dumps(values).replace(FOLD, fold))
 
 
 def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
@@ -342,3 +336,68 @@ def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
 def _of_labels(name: str, column: str) -> str:
     """Name of a directory, below the pipeline's, with results on these labels."""
     return name if column == "labels" else f"{name}-{column}"
+
+
+def best_on_validation(bundles: Mapping[str, str]) -> str:
+    """The method with the best bundle, by the first validation metric that all have; without one, the first."""
+    metrics: dict[str, dict[str, float]] = {}
+    for name, url in bundles.items():
+        of_bundle = load(url).metrics.items()
+        found = {key: v for key, v in of_bundle if re.match(r"validation_(?!groups)", key)}
+        metrics[name] = {key: float(value) for key, value in found.items() if isinstance(value, int | float)}
+    first = next(iter(bundles))
+    shared = next((key for key in metrics[first] if all(key in each for each in metrics.values())), None)
+    if shared is None:
+        return first
+    best = max(metrics, key=lambda name: metrics[name][shared])
+    log.info("best on validation, with the first seed: %s (%s %.4f)", best, shared, metrics[best][shared])
+    return best
+
+
+def after_pipeline(bundle: str, data: str, out: str, *, refitted: str | None, evaluation: str | None) -> Iterator[str]:
+    """What to do with a pipeline's bundle, a line each; with its refit into `refitted` first, unless that is None."""
+    if refitted is not None:
+        yield f"to learn from the validation groups too: {command('refit', out=refitted, bundle=bundle)}"
+        bundle = refitted
+    if evaluation is not None:
+        yield f"a page of HTML to look at: {command('report', evaluation=evaluation, out=join(out, 'page'))}"
+    if re.match(r"\d{4}-", open_dataset(data).manifest.periods[-1]):  # periods are times
+        ranked = {"bundle": bundle, "data": data, "out": join(out, "ranked")}
+        yield f"to rank the newest period: {command('score', **ranked, layout='items', periods='last 1')}"
+    predict = predict_command(bundle, data, join(out, "predictions"))
+    yield f"to rank a file of raw rows, such as a new one: {predict}"
+    if weekly := weekly_command(posixpath.join(posixpath.dirname(out.rstrip("/")) or ".", "weekly.yaml")):
+        yield f"when the next period is there: {weekly}"
+
+
+def command(job: str, **settings: str) -> str:
+    """A command line that sets some keys.
+
+    Example:
+        >>> command("refit", out="runs/final", bundle="runs/the trees")
+        "python -m jobs.refit --set out=runs/final --set 'bundle=runs/the trees'"
+    """
+    return f"{called(job)}{_set(settings)}"
+
+
+def predict_command(bundle: str, data: str, out: str) -> str:
+    """The command that ranks a file of raw rows: the data set's last file, to be replaced by a new one.
+
+    It accepts the same share of bad rows as the data set.
+    """
+    made_by = open_dataset(data).manifest.made_by
+    latest = (made_by.get("added") or [made_by])[-1].get("config", {})
+    inputs = latest.get("inputs") or [{"path": "NEW_ROWS"}]
+    allowed = latest.get("max_rejected", default := PrepareConfig.model_fields["max_rejected"].default)
+    words = (("bundle", bundle), ("inputs", inputs[-1]["path"]), ("out", out))
+    options = "".join(f" --{key} {shlex.quote(value)}" for key, value in words)
+    return f"{called('predict')}{options}{_set({} if allowed == default else {'max_rejected': f'{allowed:g}'})}"
+
+
+def weekly_command(config: str) -> str | None:
+    """The command for the next period; None if its config does not exist."""
+    return f"{called('weekly')} --config {shlex.quote(config)} --inputs NEW_ROWS" if storage.exists(config) else None
+
+
+def _set(settings: Mapping[str, str]) -> str:
+    return "".join(f" --set {shlex.quote(f'{key}={value}')}" for key, value in settings.items())

@@ -81,10 +81,6 @@ class _Learned(NamedTuple):
         probed = opened.metrics.get("start")  # the best of several encoders
         return cls(opened, settings, train, validation, str(probed) if probed else next(iter(others), None))
 
-    def epochs(self) -> dict[str, int]:
-        """The epochs of each phase that validation chose."""
-        return {phase: self.opened.count(f"epochs_{phase}") or 0 for phase in ("head", "full")}
-
 
 class RefitJob(TrainingStage):
     """Train a model once more, on its training and validation groups together, for as long as validation found best."""
@@ -129,7 +125,8 @@ class RefitJob(TrainingStage):
                 tuned = FinetuneJob(
                     out=self.out, splits=splits, pretrained=learned.start, finetune=network, workers=self.workers
                 )
-                tuned.work(origin, report, epochs=learned.epochs())
+                chosen = {phase: learned.opened.count(f"epochs_{phase}") or 0 for phase in ("head", "full")}
+                tuned.work(origin, report, epochs=chosen)
             case InContextConfig() as in_context:
                 InContextJob(out=self.out, splits=splits, in_context=in_context).work(origin, report, refit=True)
             case trees:

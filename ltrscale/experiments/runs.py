@@ -137,12 +137,9 @@ def listing(runs: list[_ListedRun]) -> Table:
 def comparison(a: _ListedRun, b: _ListedRun) -> Table:
     """The settings in which two runs differ, their time, and the last value of each metric."""
     table = Table("", a.out, b.out, "difference", box=None)
-    for name, of_a, of_b in (
-        ("stage", a.stage, b.stage),
-        ("started", a.started, b.started),
-        ("state", a.state, b.state),
-    ):
-        table.add_row(name, of_a, of_b)
+    table.add_row("stage", a.stage, b.stage)
+    table.add_row("started", a.started, b.started)
+    table.add_row("state", a.state, b.state)
     difference = _seconds(b.seconds - a.seconds) if a.seconds is not None and b.seconds is not None else ""
     table.add_row("time", _seconds(a.seconds), _seconds(b.seconds), difference, end_section=True)
     table.add_section()

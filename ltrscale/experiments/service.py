@@ -40,7 +40,6 @@ class Served(Strict):
     """A model that is in service, or was."""
 
     bundle: str
-    """Copy of the bundle."""
     hash: str
     """The content hash of the bundle, and the name of its directory."""
     period: str
@@ -89,11 +88,7 @@ class InService(Served):
 
 
 def copied(url: str, out: str) -> str:
-    """Make the immutable copy of a committed directory, unless it exists; returns its URL.
-
-    Raises:
-        InputError: nothing is committed at `url`, or a file there or in the copy was changed.
-    """
+    """Make the immutable copy of a committed directory, unless it exists; returns its URL."""
     manifest = storage.read_manifest(url)
     if manifest is None:
         raise InputError(f"{url}: nothing is committed there; run the same command again, which makes it")
@@ -141,13 +136,10 @@ def put_into_service(
 
 
 def take_back(out: str, registry: Registry | None) -> InService:
-    """Roll back to the previous model in service; returns it.
+    """Roll back to the previous model in service; returns it. If the registry fails, the error comes after that.
 
     Skips changed copies, with a warning. The copies of the current model stay until the next weekly run, for readers of
     the old file.
-
-    Raises:
-        InputError: there is no earlier model, or the registry fails, after the file was replaced.
     """
     before, current = storage.read_if_there(join(out, SERVICE)), InService.read(out)
     earlier = () if current is None else current.earlier
@@ -216,7 +208,6 @@ class Week(Strict):
     content: str
     """Hash of the new period's groups."""
     settings: str
-    """Hash of the settings."""
     production: str
     """The bundle in service at its start."""
     before: SplitsWithTest
@@ -225,7 +216,6 @@ class Week(Strict):
     """The periods by name with the new ones; the candidate learns from these, and `test` judges it."""
     outcome: Literal["under way", "in service", "refused"] = "under way"
     reasons: tuple[str, ...] = Field(())
-    """Reasons for a refusal."""
     bundle: str | None = None
     """The bundle that went into service, now or when judged with other settings."""
 
@@ -255,9 +245,6 @@ def check_new(
     """Check that new periods can join the data set, or did in an earlier run, and can be judged.
 
     `joins` says whether the rows differ from those of `data`, and `is_begun` whether a week with these rows has begun.
-
-    Raises:
-        InputError: the data set has later periods, or other rows of the new ones; or the newest has no labels.
     """
     others, present = ([p for p in all_periods if (p in periods) == is_taken] for is_taken in (False, True))
     if others and others[-1] > periods[0]:

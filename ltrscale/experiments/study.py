@@ -14,9 +14,9 @@ Encoders, models and measurements are stages. Those that are up to date are skip
 import itertools
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -39,9 +39,8 @@ from ltrscale.experiments.methods.base import (
     with_foundations,
 )
 from ltrscale.experiments.methods.composed import AnyMethod
-from ltrscale.experiments.methods.neural import pretrained, sharing_encoders
+from ltrscale.experiments.methods.single import pretrained, sharing_encoders
 from ltrscale.experiments.records import Spent, timed
-from ltrscale.experiments.study_grid import MOST_STUDY_DRAWS, Cell, GridConfig
 from ltrscale.experiments.study_stages import SUMMARY, Measurement, StudySummary, TestGroups
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
@@ -50,6 +49,56 @@ from ltrscale.stages.inputs import dataset_hashes
 from ltrscale.stages.runs import recorded
 from ltrscale.stages.tasks import Costs, Task, TaskWorkers, TaskWorkersConfig, run_all
 from ltrscale.storage import join
+
+MOST_STUDY_DRAWS = 10_000
+"""Upper limit of draws; pretrainings that are crossed with the draws have seeds at this distance."""
+
+LabelledCount = Annotated[int, Field(ge=1)] | Annotated[float, Field(gt=0, le=1)]
+
+
+class GridConfig(Config):
+    """A part of the study: every method with every number of labelled groups, in every draw of them."""
+
+    labelled: tuple[LabelledCount, ...] = Field(min_length=1)
+    """Labelled groups of the training split that are used: a number, see `counts`, or as a decimal up to 1.0 a share of
+    all (HOU24: .001 to 1)."""
+    draws: int = Field(5, ge=1, lt=MOST_STUDY_DRAWS)
+    """Random samples of that size; fewer than five judge nothing, and ten cost twice as much for intervals that are a
+    third narrower. With the same number a smaller sample is part of a larger one."""
+    pretrainings: int | None = Field(None, ge=1)
+    """Empty gives each draw its own pretraining, so that intervals hold for other pretrainings as for other labels.
+    Where that is too dear, a number of encoders, each of which serves all draws: three give an interval, a wider one.
+    With one, all that is said of pretraining holds for this encoder, and its share has no verdict."""
+    methods: tuple[str, ...] = ()
+    """Names of methods; empty for all. Methods that these are built on come along."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model of the study."""
+
+    labelled: LabelledCount
+    draw: int
+    pretraining: int | None
+    """Number of the pretraining that is crossed with the draws; None for the draw's own, or without pretraining."""
+    method: str
+
+    @property
+    def encoder_seed(self) -> int:
+        """The seed of the pretraining that it starts from."""
+        return self.draw if self.pretraining is None else self.pretraining
+
+    @property
+    def run(self) -> str:
+        """The directory, below the study's, of models with the same labelled groups and pretraining."""
+        crossed = [] if self.pretraining is None else [f"pretraining-{self.pretraining}"]
+        return join("models", str(self.labelled), f"draw-{self.draw}", *crossed)
+
+    @property
+    def folder(self) -> str:
+        """The directory of the model."""
+        return join(self.run, self.method)
+
 
 _REPORT_S = 60.0
 
@@ -245,9 +294,6 @@ class StudyJob(Config):
 
     # what the tasks do, in other processes
 
-    def _describe_test(self) -> None:
-        TestGroups(out=join(self.out, "test"), splits=self.splits, evaluate=self.evaluate).run()
-
     def _pretrain(self, name: str, seed: int) -> None:
         run = self._encoders(seed)
         identity = [run.methods[name].model_dump(mode="json"), seed, dataset_hashes([run.splits.train])]
@@ -273,7 +319,8 @@ class StudyJob(Config):
 
     def _tasks(self, view: Mapping[str, Dataset]) -> list[Task]:
         """All tasks, on the data sets as they are now; each draw starts with its pretrainings, which take longest."""
-        test = Task("test groups", partial(_seeing, view, self._describe_test))
+        described = TestGroups(out=join(self.out, "test"), splits=self.splits, evaluate=self.evaluate)
+        test = Task("test groups", partial(_seeing, view, described.run))
         tasks = {test.name: test}
         for _, of_draw in itertools.groupby(self.cells, key=lambda cell: cell.draw):
             models: dict[str, Task] = {}
@@ -364,7 +411,7 @@ class StudyJob(Config):
         )
 
 
-def _seeing(view: Mapping[str, Dataset], call: Callable[[], None]) -> None:
+def _seeing(view: Mapping[str, Dataset], call: Callable[[], object]) -> None:
     """Call with the data sets of a view, in whatever process."""
     with one_view(view):
         call()

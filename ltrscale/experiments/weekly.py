@@ -35,8 +35,7 @@ from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.experiments.methods.base import MethodName, SeedRun
-from ltrscale.experiments.next_commands import predict_command, weekly_command
-from ltrscale.experiments.pipeline import PipelineJob
+from ltrscale.experiments.pipeline import PipelineJob, predict_command, weekly_command
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.experiments.service import (
     SERVICE,

@@ -111,7 +111,7 @@ class Dimension(Config):
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             return False
         step = self.step or (1 if self.integer else None)
-        return step is None or _is_whole((value - low) / step)
+        return step is None or abs((value - low) / step - round((value - low) / step)) < 1e-9
 
     def _names(self) -> dict[str, str]:
         """The name of each choice, by its JSON: its label, or that JSON if two have the same label."""
@@ -177,10 +177,6 @@ class SearchConfig(Config):
 
 
 Space = dict[str, Dimension]
-
-
-def _is_whole(value: float) -> bool:
-    return abs(value - round(value)) < 1e-9
 
 
 def label(value: Any) -> str:

@@ -23,8 +23,18 @@ from ltrscale.draws import mix
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Advance, Report, log, progress
 from ltrscale.runtime import ray_internals
-from ltrscale.tuning.attempts import TrialFunction, attempt
-from ltrscale.tuning.history import LATE, History, Result, Trial, as_study, best, ended, state_of
+from ltrscale.tuning.history import (
+    LATE,
+    History,
+    Result,
+    Trial,
+    TrialFunction,
+    as_study,
+    attempt,
+    best,
+    ended,
+    state_of,
+)
 from ltrscale.tuning.space import (
     STEP,
     VALUE,
@@ -184,31 +194,15 @@ class Ending(_Unsaved, tune.Stopper):  # type: ignore[misc]
         return False
 
 
-class TrialsLog:
-    """The ended trials of a search; each new one is logged beside the best so far, and reported."""
-
-    def __init__(self, past: Sequence[Trial], most: int, report: Report, advance: Advance) -> None:
-        self._ended, self._most, self._report, self._advance = ended(past), most, report, advance
-
-    def add(self, trial: Trial) -> None:
-        self._ended.append(trial)
-        result, leader = trial.result, best(self._ended)
-        self._report({"trial": trial.number, **result.model_dump(mode="json", exclude={"curve"})})
-        so_far = f" (best {leader.result.value:.4f}, trial {leader.number})" if leader else ""
-        how = " when stopped" if result.state == "stopped" else ""
-        outcome = f"{result.state}: {result.reason}" if result.value is None else f"{result.value:.4f}"
-        log.info(
-            "trial %d: %s%s in %.0f s%s; %d of %d",
-            trial.number, outcome, how, result.seconds, so_far, len(self._ended), self._most,
-        )  # fmt: skip
-        self._advance(1)
-
-
 class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
-    """Records the results that the process of a trial cannot; replaces Ray Tune's reporter."""
+    """Logs and reports the trials that end, and records what their processes cannot; replaces Ray Tune's reporter."""
 
-    def __init__(self, history: History, past: Sequence[Trial], ending: Ending, trials_log: TrialsLog) -> None:
-        self._history, self._ending, self._log = history, ending, trials_log
+    def __init__(
+        self, history: History, past: Sequence[Trial], ending: Ending, most: int, report: Report, advance: Advance
+    ) -> None:
+        self._history, self._ending = history, ending
+        self._most, self._report, self._advance = most, report, advance
+        self._ended = ended(past)
         self._curves: dict[int, list[tuple[int, float]]] = {}
         self._began: dict[int, float] = {}
         self._before = {trial.number: trial.result.seconds for trial in past}
@@ -268,7 +262,19 @@ class Scribe(_Unsaved, TrialProgressCallback):  # type: ignore[misc]
         self._add(trial, self._record(trial.config["number"], **outcome))
 
     def _add(self, trial: Any, result: Result) -> None:
-        self._log.add(Trial(number=trial.config["number"], params=trial.config["params"], result=result))
+        """Log the result beside the best so far, and report it."""
+        number, params = trial.config["number"], trial.config["params"]
+        self._ended.append(Trial(number=number, params=params, result=result))
+        self._report({"trial": number, **result.model_dump(mode="json", exclude={"curve"})})
+        leader = best(self._ended)
+        so_far = f" (best {leader.result.value:.4f}, trial {leader.number})" if leader else ""
+        how = " when stopped" if result.state == "stopped" else ""
+        outcome = f"{result.state}: {result.reason}" if result.value is None else f"{result.value:.4f}"
+        log.info(
+            "trial %d: %s%s in %.0f s%s; %d of %d",
+            number, outcome, how, result.seconds, so_far, len(self._ended), self._most,
+        )  # fmt: skip
+        self._advance(1)
 
 
 def _error(trial: Any) -> Exception | None:
@@ -307,7 +313,7 @@ def run_under_tune(
     remaining = config.trials - len(ended(past))
     with storage.scratch.directory() as scratch, progress("tune", remaining, "trials") as advance:
         ending = Ending(stopping, left_s)
-        scribe = Scribe(history, past, ending, TrialsLog(past, config.trials, report, advance))
+        scribe = Scribe(history, past, ending, config.trials, report, advance)
         tuner = tune.Tuner(
             tune.with_resources(_trainable(config, trial, history), {"CPU": config.cpus, "GPU": config.gpus}),
             tune_config=tune.TuneConfig(

@@ -10,8 +10,7 @@ import pytest
 from shopping_frames import COLUMNS, searches
 from shopping_log import shopping_log
 
-from ltrscale.api.frames import held_out, prepare_tables, rows_as_table, with_features
-from ltrscale.api.raw_tables import to_raw_table
+from ltrscale.api.frames import held_out, prepare_tables, rows_as_table, to_raw_table, with_features
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest.mapping import ColumnMapping

@@ -8,7 +8,7 @@ from shop_goals import shop_data
 
 from ltrscale import bundle
 from ltrscale.data.dataset.split import Split, Splits
-from ltrscale.experiments.methods.neural import NeuralMethod
+from ltrscale.experiments.methods.single import NeuralMethod
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 

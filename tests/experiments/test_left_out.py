@@ -21,8 +21,7 @@ from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.semi import SemiJob
-from ltrscale.tuning.assigned import check_space, given_params, with_params
-from ltrscale.tuning.searched import GBDTSearch
+from ltrscale.tuning.searched import GBDTSearch, check_space, given_params, with_params
 from ltrscale.tuning.space import Dimension
 
 LEFT_OUT = ["f_1*", "categorical"]

@@ -16,8 +16,7 @@ from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import iterate
 from ltrscale.experiments.methods.base import SeedRun, check_methods
 from ltrscale.experiments.methods.composed import AnyMethod, EnsembleMethod, TunedMethod
-from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.trees import GBDTMethod
+from ltrscale.experiments.methods.single import GBDTMethod, NeuralMethod
 from ltrscale.ranking.choices import metric_named
 from ltrscale.runtime.workers import ONE
 from ltrscale.trees.gbdt import AverageJob

@@ -15,7 +15,7 @@ from written_directories import written_directories
 from ltrscale import bundle, storage
 from ltrscale import config as configs
 from ltrscale.errors import InputError
-from ltrscale.experiments import next_commands
+from ltrscale.experiments import pipeline as pipelines
 from ltrscale.experiments.pipeline import PipelineJob
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,10 +46,10 @@ def small(out: Path, *changes: str) -> PipelineJob:
 def test_the_config_of_the_weeks_is_looked_for_beside_the_directory_of_the_pipeline(
     synthetic_dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(next_commands, "weekly_command", str)
+    monkeypatch.setattr(pipelines, "weekly_command", str)
     places = {"/x": "/weekly.yaml", "x": "./weekly.yaml", "a/x/": "a/weekly.yaml", "s3://b/x": "s3://b/weekly.yaml"}
     for out, config in places.items():
-        *_, last = next_commands.after_pipeline("model", synthetic_dataset, out, refitted=None, evaluation=None)
+        *_, last = pipelines.after_pipeline("model", synthetic_dataset, out, refitted=None, evaluation=None)
         assert last == f"when the next period is there: {config}"
 
 

@@ -15,8 +15,7 @@ from ltrscale import bundle
 from ltrscale import config as configs
 from ltrscale.config import kind_of, members
 from ltrscale.errors import InputError
-from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.trees import GBDTMethod, SemiMethod
+from ltrscale.experiments.methods.single import GBDTMethod, NeuralMethod, SemiMethod
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.ranker import Architecture

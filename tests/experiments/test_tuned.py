@@ -10,8 +10,7 @@ from ltrscale.config import validate
 from ltrscale.data.dataset.split import Splits
 from ltrscale.experiments.methods.base import SeedRun, check_methods
 from ltrscale.experiments.methods.composed import AnyMethod, TunedMethod
-from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.trees import GBDTMethod
+from ltrscale.experiments.methods.single import GBDTMethod, NeuralMethod
 from ltrscale.runtime.workers import ONE
 from ltrscale.tuning import tune
 from ltrscale.tuning.history import History, Trial, best

@@ -14,8 +14,7 @@ import pytest
 from pydantic import ValidationError
 from source_blocks import blocks_of, features_of
 
-from ltrscale.api.frames import prepare_tables, with_features
-from ltrscale.api.raw_tables import to_raw_table
+from ltrscale.api.frames import prepare_tables, to_raw_table, with_features
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 from ltrscale.errors import InputError

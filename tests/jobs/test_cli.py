@@ -24,7 +24,7 @@ from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.distill import DistillJob
-from ltrscale.experiments.methods.trees import GBDTMethod
+from ltrscale.experiments.methods.single import GBDTMethod
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.study import StudyJob
 from ltrscale.experiments.weekly import WeeklyJob

@@ -220,7 +220,7 @@ from ltrscale.origin import digest
 from ltrscale.errors import UnavailableError
 from ltrscale.tuning.history import History
 from ltrscale.tuning.space import SearchConfig
-from ltrscale.tuning.search import Search
+from ltrscale.tuning.tune import Search
 from tuning_trials import slow
 
 history = History(sys.argv[1])

@@ -21,8 +21,7 @@ from ltrscale.draws import random_bits
 from ltrscale.errors import InputError
 from ltrscale.experiments.methods.base import Method, SeedRun, check_methods
 from ltrscale.experiments.methods.composed import BlendMethod
-from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod
+from ltrscale.experiments.methods.single import FeatureMethod, GBDTMethod, NeuralMethod
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.ranking.choices import metric_named
 from ltrscale.runtime.workers import ONE

@@ -27,11 +27,10 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.origin import digest
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.signals import stop_on_signal
-from ltrscale.tuning.attempts import TrialFunction, _Curve, attempt
-from ltrscale.tuning.history import LATE, History, Result, Trial, ended, keep_unfinished
-from ltrscale.tuning.search import Search
+from ltrscale.tuning.history import LATE, History, Result, Trial, TrialFunction, _Curve, attempt, ended, keep_unfinished
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
-from ltrscale.tuning.under_tune import Asha, Ending, Proposals, Scribe, TrialsLog
+from ltrscale.tuning.tune import Search
+from ltrscale.tuning.under_tune import Asha, Ending, Proposals, Scribe
 
 SPACE = {"x": {"low": 0, "high": 10}, "c": {"choices": ["a", "b"]}}
 LEVELS = {"x": {"choices": [0, 1, 2, 3, 4, 5]}}
@@ -136,7 +135,7 @@ def test_a_search_ends_when_its_minutes_are_up_and_keeps_every_trial_that_ended(
         return finished[-1]
 
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        for module in ("tuning.search", "tuning.attempts", "signals"):
+        for module in ("tuning.tune", "tuning.history", "signals"):
             patch.setattr(f"ltrscale.{module}.time", clock)
         history, limited = History(folder), search_of(trials=8, minutes=minutes)
         left = 1 + again  # the same again tries nothing more
@@ -172,7 +171,7 @@ def test_a_late_search_counts_the_trials_that_ended(tmp_path: Path, caplog: pyte
 
 
 def test_an_attempt_leaves_its_time_even_if_it_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ltrscale.tuning.attempts._KEEP_S", 0.001)
+    monkeypatch.setattr("ltrscale.tuning.history._KEEP_S", 0.001)
     history, before = History(str(tmp_path)), 1000.0
     history.begin(Trial(number=0, params={}))
     keep_unfinished(history.folder(0), before)
@@ -313,7 +312,7 @@ def test_what_a_process_of_a_trial_raises_is_told_from_its_death(
         (path := tmp_path / "error.pkl").write_bytes(cloudpickle.dumps(error))
         trial = SimpleNamespace(config={"number": number, "params": {}}, num_failures=2, pickled_error_file=str(path))
         ending = Ending(stopping=lambda: False, left_s=60)
-        scribe = Scribe(history, [], ending, TrialsLog([], 8, lambda _: None, lambda _: None))
+        scribe = Scribe(history, [], ending, 8, report=lambda _: None, advance=lambda _: None)
         scribe.on_trial_recover(1, [], trial)
         scribe.on_trial_error(1, [], trial)
         return ending

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from ltrscale.errors import InputError
-from ltrscale.tuning.assigned import _set_at, _value_at
+from ltrscale.tuning.searched import _set_at, _value_at
 from ltrscale.tuning.space import Dimension, cells, from_optuna, is_in, label, to_optuna
 
 

@@ -29,10 +29,8 @@ from ltrscale.stages.runs import heard_by
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob
-from ltrscale.tuning.assigned import check_space, given_params, with_params
-from ltrscale.tuning.attempts import _Curve
-from ltrscale.tuning.history import History, Result, Trial
-from ltrscale.tuning.searched import PretrainSearch
+from ltrscale.tuning.history import History, Result, Trial, _Curve
+from ltrscale.tuning.searched import PretrainSearch, check_space, given_params, with_params
 from ltrscale.tuning.space import AshaConfig, Dimension
 from ltrscale.tuning.tune import TuneJob, _run_trial
 

@@ -37,14 +37,21 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.experiments.auto.first_models import KNOWN_METHODS, TREES, TUNED, AutoSizes
 from ltrscale.experiments.auto.leaderboard import Board, document, final_board
-from ltrscale.experiments.auto.plan import RunState, next_model, share_of_test
-from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry, RecordKeeper, validation_metric
-from ltrscale.experiments.first.configs import divided
+from ltrscale.experiments.auto.plan import (
+    HALF,
+    AutoRecord,
+    Entry,
+    RecordKeeper,
+    RunState,
+    next_model,
+    share_of_test,
+    validation_metric,
+)
+from ltrscale.experiments.first.configs import LogSize, divided
 from ltrscale.experiments.methods.base import Method, SeedRun
 from ltrscale.experiments.methods.composed import AnyMethod
 from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.refit import RefitJob
-from ltrscale.experiments.sizes import LogSize
 from ltrscale.processor import Busy, cores
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label

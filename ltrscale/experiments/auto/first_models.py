@@ -8,8 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ltrscale.experiments.first.configs import first_methods
-from ltrscale.experiments.sizes import (
+from ltrscale.experiments.first.configs import (
     BOOSTED,
     FINETUNED,
     PRETRAINED,
@@ -19,6 +18,7 @@ from ltrscale.experiments.sizes import (
     FirstSizes,
     LogSize,
     epoch_minutes,
+    first_methods,
     first_sizes,
 )
 from ltrscale.training.untrained import InContextConfig
@@ -59,7 +59,6 @@ class AutoSizes(NamedTuple):
     """The sizes that determine how long a method takes."""
 
     log: LogSize
-    """Size of the training periods."""
     lists: int
     """Labelled training lists with a relevant document."""
     judged: int
@@ -109,7 +108,6 @@ class Given(NamedTuple):
     minutes: float
     speed: Speed = Speed()
     minutes_left: float = math.inf
-    """Minutes left to all methods."""
     cutoff: int = 5
     """Cut-off of the NDCG that chooses trees and epochs."""
     teacher: str = SCRATCH

@@ -12,7 +12,7 @@ from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import columns_against
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.experiments.auto.first_models import PRETRAINED_NETWORK, SCRATCH, TREES
-from ltrscale.experiments.auto.record import HALF, AutoRecord, validation_metric
+from ltrscale.experiments.auto.plan import HALF, AutoRecord, validation_metric
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Block, Document, Points, Section, Table, TableRow, Text
 from ltrscale.reports.findings import Findings
@@ -32,7 +32,6 @@ class BoardRow(Strict):
     validation: float | None
     """The metric that chose, on validation."""
     url: str
-    """The bundle."""
 
 
 class Board(Findings):
@@ -42,7 +41,6 @@ class Board(Findings):
     made_by_job: ClassVar = "jobs.auto"
     rows: tuple[BoardRow, ...]
     weights: dict[str, float]
-    """Weights of the models in the blend."""
     metric: str = "ndcg@5"
     """The metric that chose on validation."""
     left_out: dict[str, str] = Field(default_factory=dict)
@@ -55,7 +53,6 @@ class Board(Findings):
     """The ranker's bundle."""
     refitted: bool
     budget: float
-    """Minutes available."""
     minutes: float
     """Minutes spent before this page."""
     test_share: float | None = None

@@ -16,7 +16,6 @@ from ltrscale.config import CHECK
 from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
-from ltrscale.experiments.first.prepare_yaml import first_lines
 from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import line_blocks
@@ -29,6 +28,15 @@ _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
 _FEATURE_INDEX = re.compile(rb"\s(\d+):")
 _TABLE = re.compile(r"\.(parquet|([ct]sv|jsonl|ndjson)(\.gz|\.xz)?)$")
 _GROUPS_LOOKED_AT = 20_000
+
+
+def first_lines(file: str, out: str, *notes: str) -> Iterator[str]:
+    """The first lines of any prepare.yaml."""
+    yield f"# Made by jobs.init from {file}. Correct what was guessed wrong."
+    yield from notes
+    yield f"out: {plain_yaml(storage.join(out, 'data'))}"
+    yield ""
+    yield "prepare:"
 
 
 def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str | None]) -> list[str] | None:

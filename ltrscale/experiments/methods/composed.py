@@ -12,10 +12,16 @@ from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
 from ltrscale.evaluation.studies.traits import MethodTraits
-from ltrscale.experiments.methods.base import Method, MethodName, SeedRun
-from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, network
-from ltrscale.experiments.methods.students import NetworkStudent, Student
-from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod, limited
+from ltrscale.experiments.methods.base import Method, MethodName, NetworkStudent, SeedRun, Student
+from ltrscale.experiments.methods.single import (
+    FeatureMethod,
+    GBDTMethod,
+    InContextMethod,
+    NeuralMethod,
+    SemiMethod,
+    limited,
+    network,
+)
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.combine import BlendConfig, BlendJob, CombineConfig, CombineJob
 from ltrscale.training.settings import Preset
@@ -42,9 +48,7 @@ class TunedMethod(Method):
     """Also end the search after this much time of trials; empty for no limit."""
     search: SamplerConfig = SamplerConfig()
 
-    @property
-    def is_one_model(self) -> bool:
-        return True
+    is_one_model: ClassVar = True
 
     def check(self, where: str, name: str, methods: Mapping[str, Method]) -> None:
         if self.of not in methods or not methods[self.of].is_searchable:

@@ -1,34 +1,112 @@
-"""Sections that read the data: embeddings, agreement, rank 1 and outliers.
+"""Test groups with scores, and the sections that read them: embeddings, agreement, rank 1 and outliers.
 
 Shapes: N documents, Q groups, M chosen groups, F features, D embedding.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle import Bundle, with_tokens_of
+from ltrscale.bundle import Bundle, scorers_of, with_tokens_of
 from ltrscale.bundle.explanations import Driver, Reasoner, drivers_of
 from ltrscale.data.dataset.manifest import places
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.row_groups import RowGroup
+from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
+from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.plan import spread
+from ltrscale.data.stream.parts import spread
+from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.scored import read_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.explain import driven, driver_table, drivers_chart
+from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.outliers import histograms
 from ltrscale.evaluation.measure.page import outlier_rules
-from ltrscale.experiments.report.scored_groups import chosen_groups, labels_in, primary_values, read_groups_scored
+from ltrscale.evaluation.measure.settings import AS_SHOWN
+from ltrscale.evaluation.measure.shown import order_shown
 from ltrscale.experiments.report.sources import Sources, pretrained_for
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text
+
+META, _META_SHOWN = "meta_", 3
+
+
+@dataclass(frozen=True)
+class GroupsAndScores:
+    """Test groups of one row group of the data, with the scores of some methods."""
+
+    groups: QueryGroups
+    ids: pa.Table
+    """A row per group: `query_id` and, if the data has them, `doc_ids`, `gains` and `meta_*`."""
+    scores: Mapping[str, Tensor]
+
+
+def chosen_groups(test: Selection, numbers_M: NDArray[np.int64]) -> Selection:
+    """The groups with these numbers, in the reading order of an evaluation."""
+    chosen_Q = np.zeros(test.n_groups, np.bool_)
+    chosen_Q[numbers_M] = True
+    return test.taking(chosen_Q)
+
+
+def read_groups_scored(
+    sources: Sources, selection: Selection, methods: Sequence[str] = ()
+) -> Iterator[GroupsAndScores]:
+    """The groups of a selection, with the scores of the first trial of each method."""
+    evaluated = sources.evaluated
+    committed = {
+        name: scored_row_groups(evaluated.scores[name], selection.row_groups)
+        for name in methods
+        if name in evaluated.scores
+    }
+    bundles = {name: sources.opened(url) for name, url in sources.bundles() if name in methods}
+    selection = with_tokens_of(selection, bundles.values())
+    scorers = scorers_of(bundles, features=selection.features)
+    also = ["gains", *(_meta_of(selection.row_groups[0]) if len(selection.row_groups) else ())]
+    for i, (_, groups, ids) in enumerate(read_named(selection, also)):
+        scores = {name: scorer(groups).double() for name, scorer in scorers.items()}
+        scores |= {AS_SHOWN: order_shown(groups)} if AS_SHOWN in methods else {}
+        for name, of_scores in committed.items():
+            (of_groups,) = read_direct([of_scores[i]], scored.COLUMNS)
+            scores[name] = scored.look_up(evaluated.scores[name], scored.scores_from_tables([of_groups]))(
+                groups
+            ).double()
+        yield GroupsAndScores(groups, ids, {name: scores[name] for name in methods})
+
+
+def _meta_of(row_group: RowGroup) -> list[str]:
+    """The columns that describe a group to readers, such as the query text."""
+    with storage.open_input(row_group.file.url) as stream:
+        names = pq.read_schema(stream).names
+    return [name for name in names if name.startswith(META)][:_META_SHOWN]
+
+
+def primary_values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """The primary metric of every test group by the first trial of each method, NaN where undefined."""
+    url = sources.url
+    data = storage.read_verified(url, GROUPS, storage.read_manifest(url) or {})
+    # queries without a list have negative ids
+    first = (pc.field("trial") == 0) & (pc.field("gid") >= 0) & pc.field("method").isin(list(methods))
+    rows = pq.read_table(pa.BufferReader(data), columns=["method", sources.evaluation.primary], filters=first)
+    return {name: rows.filter(pc.field("method") == name)[sources.evaluation.primary].to_numpy() for name in methods}
+
+
+def labels_in(groups: QueryGroups) -> Tensor:
+    """The labels of labelled groups."""
+    assert groups.labels_N is not None
+    return groups.labels_N
+
 
 _OVERLAP_AT = 5
 _EXPLAINED, _RANKS, _SENTENCES = 2, 5, 3

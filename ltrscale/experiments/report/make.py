@@ -1,7 +1,10 @@
-"""Makes the report: the opening text, all sections, and one line for each section that cannot be shown."""
+"""The report: its opening with the next step, all sections, and one line for each section that cannot be shown."""
 
+import json
+import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -10,13 +13,15 @@ from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
 from ltrscale.evaluation.bounds import GateVerdict
-from ltrscale.evaluation.measure.headline import headline, opening
+from ltrscale.evaluation.measure.headline import best_of, competitor_of, headline, is_beyond_chance, opening, serving_of
 from ltrscale.evaluation.measure.page import slices
 from ltrscale.evaluation.measure.periods import drifted
-from ltrscale.experiments.report.advice import next_step
+from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.settings import AS_SHOWN
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.late import Late
-from ltrscale.progress import Report, log
+from ltrscale.progress import Report, called, log
 from ltrscale.reports.document import Block, Command, Document, LeftOut, Points, Section, Text
 from ltrscale.reports.render import files
 from ltrscale.stages.inputs import content_of
@@ -91,24 +96,23 @@ class ReportJob(Stage):
         places = [self.evaluation, self.gate, study, *self.embeddings.values()]
         urls = [url for url in places if url is not None] + sources.evaluated.bundles
         urls += [url for split in sources.evaluated.splits.by_name.values() for url in split.data]
-        contents = {url: _content_or_absent(url) for url in dict.fromkeys(urls)}
+        contents = dict.fromkeys(urls, "absent")
+        for url in contents:
+            with suppress(InputError):
+                contents[url] = content_of(url)
         if self.search is not None and storage.exists(trials := storage.join(self.search, results.TABLE)):
             contents[self.search] = storage.fingerprint(trials)
         return contents
 
     def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
-        """Commit `report.html`, and `report.md` with its pictures; raises as `document`."""
+        """Commit `report.html`, and `report.md` with its pictures."""
         document = self.document()
         with storage.Commit(self.out) as commit:
             commit.write(files(document, page=HTML))
             commit.finish({"made_by": origin})
 
     def document(self) -> Document:
-        """All sections with content; the others become one line each at the end.
-
-        Raises:
-            InputError: there is no evaluation, or it lacks a method in `compare`.
-        """
+        """All sections with content; the others become one line each at the end."""
         sources = Sources.open(self.evaluation, self.compare)
         of_methods = f"Made from the evaluation {self.evaluation} of {', '.join(sources.methods)}."
         all_sections = _sections(self, sources)
@@ -172,53 +176,83 @@ def _sections(job: ReportJob, sources: Sources) -> list[Section]:
     ]
 
 
-def _content_or_absent(url: str) -> str:
-    try:
-        return content_of(url)
-    except InputError:
-        return "absent"
-
-
 def _paragraphs(sources: Sources, *, gate: str | None) -> list[Text | Command]:
     """The opening of the report; it skips unreadable sources, which sections report."""
-    evaluation, verdict = sources.evaluation, _verdict(gate)
-    questions = _open_questions(sources, verdict)
+    evaluation = sources.evaluation
+    verdict: GateVerdict | None = None
+    questions: dict[str, str] = {}
+    memorised: list[str] = []
+    with suppress(InputError):
+        verdict = None if gate is None else GateVerdict.read(gate)
+    with suppress(InputError):
+        checks = verdict.checks if verdict else ()
+        expected = {check.where for check in checks if check.bound == "expected" and check.holds}
+        questions = {name: question for name, question in sources.questions.items() if name not in expected}
+    with suppress(InputError):
+        memorised = [*sources.memorised]
     step, command = next_step(evaluation, verdict, [*questions])
+    more = len(memorised) - _FEATURES_ASKED
+    names = ", ".join(memorised[:_FEATURES_ASKED]) + (f" and {more} more" if more > 0 else "")
     texts = [
         " ".join(opening(evaluation)),
         "" if evaluation.by_period is None else drifted(evaluation.by_period),
-        _memorised(sources),
+        f"Probably memorised, for alone they rank like chance: {names} (see section Features)." if memorised else "",
         *(f"Before this is believed: {question}" for question in [*questions.values()][:_FEATURES_ASKED]),
         step,
     ]
     return [*(Text(text) for text in texts if text), *([Command(command)] if command else [])]
 
 
-def _verdict(gate: str | None) -> GateVerdict | None:
-    try:
-        return None if gate is None else GateVerdict.read(gate)
-    except InputError:
-        return None
+def next_step(evaluation: Evaluation, verdict: GateVerdict | None, features: Sequence[str] = ()) -> tuple[str, str]:
+    """The next step: a sentence, and its command if any; `features` are suspicious ones."""
+    best, competitor, serving = best_of(evaluation), competitor_of(evaluation), serving_of(evaluation)
+    if verdict is not None:
+        if verdict.passed:
+            return "Next: the gate lets the candidate pass; jobs.export and jobs.predict take its bundle.", ""
+        return f"Next: the gate refuses the candidate, {verdict.reasons[0]}; its section has every bound.", ""
+    if best is None:
+        return "", ""
+    if features:
+        return _answer(features)
+    if competitor is None or serving is None:
+        return "Next: evaluate another method beside it, such as trees (methods of jobs.pipeline has several).", ""
+    shown = evaluation.leads.get(AS_SHOWN)
+    if shown is not None and shown.difference > 0:
+        return (
+            "Next: labels that the shown order favours less, such as clicks corrected for position (jobs.clicks), "
+            "or a test on users (jobs.interleave)."
+        ), ""
+    # the order shown has no bundle: a gate compares with the baseline instead, if that is not the best itself
+    production = competitor if serving == AS_SHOWN and competitor == evaluation.baseline else serving
+    leads = [evaluation.leads[name] for name in {competitor, production} - {best.name}]
+    if any(lead.p_holm is None for lead in leads):
+        return (
+            "Next: more draws of labels, with the config of the pipeline; models that are trained are kept:",
+            f"{called('pipeline')} --config pipeline.yaml --set 'seeds={list(range(FEWEST_DRAWS))}'",
+        )
+    if not all(map(is_beyond_chance, leads)):
+        return "Next: take the one that costs less, or see with jobs.study what more labels, draws or groups bring.", ""
+    if production == best.name:
+        return f"Next: keep {production}; nothing here ranks better, and jobs.study shows what more labels bring.", ""
+    return _gate(evaluation, production=production, candidate=best.name)
 
 
-def _open_questions(sources: Sources, verdict: GateVerdict | None) -> dict[str, str]:
-    """The questions on features that rank too well alone, without those that the gate's settings answer."""
-    checks = verdict.checks if verdict else ()
-    expected = {check.where for check in checks if check.bound == "expected" and check.holds}
-    try:
-        return {name: question for name, question in sources.questions.items() if name not in expected}
-    except InputError:
-        return {}
+def _answer(features: Sequence[str]) -> tuple[str, str]:
+    """What to do if the features are legitimate or not, and the command if not."""
+    text = (
+        f"Next: that answer. If yes, name {', '.join(features)} in bounds.expected of jobs.gate, which otherwise "
+        "refuses what leans on it. If no, train without it, with the config of the pipeline:"
+    )
+    left_out = shlex.quote(f"splits.train.leave_out={json.dumps([*features], ensure_ascii=False)}")
+    return text, f"{called('pipeline')} --config pipeline.yaml --set {left_out}"
 
 
-def _memorised(sources: Sources) -> str:
-    """A sentence on the features that trees have memorised; empty without one."""
-    try:
-        memorised = [*sources.memorised]
-    except InputError:
-        return ""
-    if not memorised:
-        return ""
-    more = len(memorised) - _FEATURES_ASKED
-    names = ", ".join(memorised[:_FEATURES_ASKED]) + (f" and {more} more" if more > 0 else "")
-    return f"Probably memorised, for alone they rank like chance: {names} (see section Features)."
+def _gate(evaluation: Evaluation, *, production: str, candidate: str) -> tuple[str, str]:
+    """A sentence, and the command of the gate if both methods have bundles."""
+    bundles = {m.name: m.trials[0].url for m in evaluation.methods if m.name != AS_SHOWN and "scores" not in m.kinds}
+    if not {production, candidate} <= bundles.keys():
+        return f"Next: {candidate} may go into production; jobs.export and jobs.predict take its bundle.", ""
+    text = f"Next: the gate, before {candidate} goes into production, with your splits in place of the example's:"
+    bundle_keys = {"production": production, "candidate": candidate}
+    settings = " ".join(f"--set {key}={shlex.quote(bundles[name])}" for key, name in bundle_keys.items())
+    return text, f"{called('gate')} --config jobs/configs/start/gate.yaml --set out=gate {settings}"

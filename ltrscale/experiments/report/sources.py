@@ -45,7 +45,6 @@ class Sources:
     """Directory of the evaluation."""
     evaluation: Evaluation
     evaluated: EvaluateConfig
-    """The config of the evaluation."""
     compare: tuple[str, str] | None = None
     """The two methods to list groups of, if given."""
     _opened: dict[str, Bundle] = field(default_factory=dict, repr=False)
@@ -59,11 +58,6 @@ class Sources:
             if name not in names:
                 raise InputError(f"compare: the evaluation has no method {name!r}; it has {', '.join(names)}")
         return cls(url, evaluation, EvaluateConfig.recorded(url), compare)
-
-    @property
-    def primary(self) -> str:
-        """The primary metric."""
-        return self.evaluation.primary
 
     @property
     def methods(self) -> list[str]:

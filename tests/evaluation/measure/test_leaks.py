@@ -22,7 +22,7 @@ from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.bounds import Bounds, GateVerdict, check_leaks
 from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
-from ltrscale.experiments.first.asked import asked_of
+from ltrscale.experiments.first.counted import asked_of
 from ltrscale.experiments.first.init import InitJob
 from ltrscale.experiments.report.make import _paragraphs
 from ltrscale.experiments.report.recorded import feature_blocks

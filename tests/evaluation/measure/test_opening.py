@@ -15,7 +15,7 @@ from ltrscale.evaluation.measure.periods import drifted
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult, MethodTrial
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, Summary
-from ltrscale.experiments.report.advice import next_step
+from ltrscale.experiments.report.make import next_step
 
 PRIMARY, GAIN = "ndcg@5", "gain_ndcg@5"
 KINDS = {"gbdt": "trees", "engine": "feature", "bm25": "feature", "as_shown": "order shown"}

@@ -21,10 +21,10 @@ from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.experiments.auto import auto as auto_module
-from ltrscale.experiments.auto import record
+from ltrscale.experiments.auto import plan
 from ltrscale.experiments.auto.auto import AutoJob, _Run, _sizes_of
 from ltrscale.experiments.auto.leaderboard import Board, BoardRow, advised, document
-from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry, RecordKeeper
+from ltrscale.experiments.auto.plan import HALF, AutoRecord, Entry, RecordKeeper
 from ltrscale.reports.render import markdown
 from ltrscale.runtime.workers import WorkersConfig
 
@@ -146,7 +146,7 @@ def test_time_counts_while_a_model_trains_without_a_word(
         wait_until(counted)
         raise Stopped("killed")
 
-    monkeypatch.setattr(record, "_BEAT_S", 0.02)
+    monkeypatch.setattr(plan, "_BEAT_S", 0.02)
     monkeypatch.setattr(_Run, "model", trains)
     with pytest.raises(Stopped, match="killed"):
         auto(synthetic_dataset, tmp_path / "out").run()

@@ -17,9 +17,8 @@ from ltrscale.errors import Stopped
 from ltrscale.experiments.auto import auto
 from ltrscale.experiments.auto.auto import AutoJob, _Run
 from ltrscale.experiments.auto.first_models import IN_CONTEXT, KNOWN_METHODS, STUDENT, AutoSizes
-from ltrscale.experiments.auto.plan import Decision, RunState, next_model
-from ltrscale.experiments.auto.record import AutoRecord, Entry, RecordKeeper
-from ltrscale.experiments.sizes import LogSize
+from ltrscale.experiments.auto.plan import AutoRecord, Decision, Entry, RecordKeeper, RunState, next_model
+from ltrscale.experiments.first.configs import LogSize
 from ltrscale.signals import stop_on_signal
 
 EPOCHS = 12
@@ -80,10 +79,10 @@ def test_no_finished_model_is_lost_each_method_has_its_try_and_the_budget_holds(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ltrscale.signals.time", clock)
-        for module in ("auto", "record"):
+        for module in ("auto", "plan"):
             patch.setattr(f"ltrscale.experiments.auto.{module}.time", clock)
         patch.setattr(
-            "ltrscale.experiments.auto.record.storage", SimpleNamespace(check_lease=id, write_bytes=lambda *_: None)
+            "ltrscale.experiments.auto.plan.storage", SimpleNamespace(check_lease=id, write_bytes=lambda *_: None)
         )
         patch.setattr(auto.Spent, "read", lambda _: None)
         patch.setattr(auto, "validation_metric", lambda *_: float(rng.uniform(0.4, 0.6)))

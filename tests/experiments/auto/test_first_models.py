@@ -16,8 +16,8 @@ from ltrscale.experiments.auto.first_models import (
     Planned,
     Speed,
 )
+from ltrscale.experiments.first.configs import LogSize
 from ltrscale.experiments.pipeline import PipelineJob
-from ltrscale.experiments.sizes import LogSize
 
 BUDGETS = [5.0, 60.0, 600.0]
 

@@ -8,7 +8,10 @@ from pydantic import TypeAdapter
 
 from ltrscale.experiments.auto.first_models import KNOWN_METHODS, AutoSizes, time_factor
 from ltrscale.experiments.auto.plan import (
+    HALF,
     MOST_MODELS,
+    AutoRecord,
+    Entry,
     RunState,
     first_settings,
     method_of_fewest,
@@ -16,9 +19,8 @@ from ltrscale.experiments.auto.plan import (
     settings_within,
     share_of_test,
 )
-from ltrscale.experiments.auto.record import HALF, AutoRecord, Entry
+from ltrscale.experiments.first.configs import LogSize
 from ltrscale.experiments.methods.composed import AnyMethod
-from ltrscale.experiments.sizes import LogSize
 
 LOG = LogSize(550_000, 195_000, 13)
 SIZES = AutoSizes(LOG, lists=300, judged=20_000, tested=20_000, numbers=13, longest=40, cores=2, workers=1)

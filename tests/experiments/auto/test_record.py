@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import wait_until
 
-from ltrscale.experiments.auto import record
-from ltrscale.experiments.auto.record import AutoRecord, RecordKeeper
+from ltrscale.experiments.auto import plan
+from ltrscale.experiments.auto.plan import AutoRecord, RecordKeeper
 
 BEAT_S = 5
 
@@ -24,7 +24,7 @@ def killed_after(url: str, lives: list[int]) -> AutoRecord:
     """The record of processes that were killed after these seconds each."""
     now = 100.0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record, "time", SimpleNamespace(monotonic=lambda: now))
+        patch.setattr(plan, "time", SimpleNamespace(monotonic=lambda: now))
         for life in lives:
             kept = RecordKeeper(url, AutoRecord.resumed(url, "data", 1.0), now)
             for second in range(life):
@@ -44,7 +44,7 @@ def test_any_number_of_kills_costs_no_more_than_the_time_between_two_beats_each(
 
 
 def test_the_time_goes_on_while_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "_BEAT_S", 0.02)
+    monkeypatch.setattr(plan, "_BEAT_S", 0.02)
     url = str(tmp_path / "auto.json")
     kept = RecordKeeper(url, AutoRecord(of="data", budget=1.0), time.monotonic())
     kept.keep()

@@ -20,7 +20,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.errors import InputError
 from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.first.init import InitJob
-from ltrscale.experiments.methods.neural import NeuralMethod
+from ltrscale.experiments.methods.single import NeuralMethod
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.refit import RefitSettings
 from ltrscale.experiments.study import StudyJob

@@ -10,13 +10,20 @@ import pytest
 from shopping_log import shopping_log
 
 from ltrscale.config import load
-from ltrscale.experiments.first.configs import FirstRuns, divided
+from ltrscale.experiments.first.configs import (
+    BOOSTED,
+    PRETRAINED,
+    SMALL,
+    STUDIED,
+    FirstRuns,
+    LogSize,
+    divided,
+    first_sizes,
+)
 from ltrscale.experiments.first.counted import informative_lists
 from ltrscale.experiments.methods.composed import StackMethod
-from ltrscale.experiments.methods.neural import NeuralMethod
-from ltrscale.experiments.methods.trees import GBDTMethod
+from ltrscale.experiments.methods.single import GBDTMethod, NeuralMethod
 from ltrscale.experiments.pipeline import PipelineJob
-from ltrscale.experiments.sizes import BOOSTED, PRETRAINED, SMALL, STUDIED, LogSize, first_sizes
 from ltrscale.experiments.study import StudyJob
 
 MINUTES = 15

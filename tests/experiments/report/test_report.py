@@ -37,9 +37,9 @@ from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.experiments.report import groups
 from ltrscale.experiments.report.differences import differing
+from ltrscale.experiments.report.groups import read_groups_scored
 from ltrscale.experiments.report.make import ReportJob, _paragraphs
 from ltrscale.experiments.report.recorded import _curves_of, feature_blocks
-from ltrscale.experiments.report.scored_groups import read_groups_scored
 from ltrscale.experiments.report.sources import Sources, records
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.reports.document import Chart, Document, LeftOut, Points, Table, Text, cell
@@ -448,7 +448,7 @@ def test_the_feature_that_makes_the_labels_drives_rank_1(places: Mapping[str, st
 def test_embeddings_are_of_the_groups_stated_and_the_same_again(places: Mapping[str, str]) -> None:
     sources = Sources.open(places["evaluation"])
     table = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
-    defined = table[(table.method == "gbdt") & table[sources.primary].notna()]
+    defined = table[(table.method == "gbdt") & table[sources.evaluation.primary].notna()]
     batches = [part.groups for part in read_groups_scored(sources, groups._sampled(sources, 60, 3))]
     gids = [int(gid) for batch in batches for gid in batch.ids_Q]  # type: ignore[union-attr]
     assert set(gids) <= set(defined.gid)
@@ -471,7 +471,7 @@ def test_lists_are_those_that_differ_most(places: Mapping[str, str]) -> None:
     """Ranks, against pandas, and the metric of the groups, against `groups.parquet`."""
     sources = Sources.open(places["evaluation"], (METHODS[0], METHODS[2]))
     wide = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
-    lead = wide.pivot(index="gid", columns="method", values=sources.primary)
+    lead = wide.pivot(index="gid", columns="method", values=sources.evaluation.primary)
     lead = (lead[METHODS[2]] - lead[METHODS[0]]).dropna()
     tables = [block for block in differing(sources, 2) if isinstance(block, Table)]
     shown = [re.findall(r" (\d\.\d{4}) by", table.caption) for table in tables]
@@ -490,7 +490,7 @@ def test_every_list_is_shown_once_and_on_its_side_however_many_are_asked_for(pla
     """The lists are those of `groups.parquet`, also where a side has fewer than the number."""
     sources = Sources.open(places["evaluation"], (METHODS[0], METHODS[2]))
     wide = pq.read_table(Path(places["evaluation"], "groups.parquet")).to_pandas()
-    wide = wide.pivot(index="gid", columns="method", values=sources.primary)
+    wide = wide.pivot(index="gid", columns="method", values=sources.evaluation.primary)
     lead = (wide[METHODS[2]] - wide[METHODS[0]]).dropna()
     ahead, behind = lead[lead > 0].sort_values(ascending=False), lead[lead < 0].sort_values()
     for n in (1, min(len(ahead), len(behind)), max(len(ahead), len(behind)), len(wide)):

@@ -8,7 +8,7 @@ import pytest
 
 from ltrscale.config import validate
 from ltrscale.errors import InputError
-from ltrscale.experiments.report.titles import titles_of
+from ltrscale.experiments.report.differences import titles_of
 from ltrscale.ingest.prepare import PrepareJob
 
 IDS = [f"{i}" for i in range(20)]
