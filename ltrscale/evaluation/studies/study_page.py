@@ -6,17 +6,24 @@ The columns of a table are numbers of labelled groups, where the paper's are dat
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import ClassVar, Final
 
 from ltrscale.evaluation.pages import definitions, skewed_draws, with_error
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.estimates import MOST_DRAWS
-from ltrscale.evaluation.studies.study import ScopeName, Study, Versus
+from ltrscale.evaluation.studies.study import Design, Model, ScopeName, Study, Versus, study_of
 from ltrscale.evaluation.studies.traits import Family
+from ltrscale.origin import settings_of
+from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, Document, Figure, Points, Section, Table, TableRow, Text, cell, span
+from ltrscale.reports.findings import commit_report
+from ltrscale.stages.inputs import OutputUrl
+from ltrscale.stages.stage import Origin, Settings, Stage
 
+SUMMARY = "summary"
+"""Directory of the results, below a study's."""
 _BESIDE = 1.035
 """Curves hide no others: each is moved along the logarithmic axis by this factor from the one before."""
 _FALL = 2.0
@@ -27,6 +34,24 @@ _UNDECIDED = (
     "What would decide the open differences, if they are in truth as found: any one of three; a dash where more than "
     f"{MOST_DRAWS:,} draws, or no number at all, would do"
 )
+
+
+class StudySummary(Stage):
+    """Summarise the models measured so far."""
+
+    stage: ClassVar = "study"
+    test: OutputUrl
+    design: Design
+    models: tuple[Model, ...]
+
+    def own_settings(self) -> Settings:
+        """The design and the models."""
+        return {"design": settings_of(self.design), "models": [settings_of(model) for model in self.models]}
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Summarise, and commit the report."""
+        study = study_of(self.design, self.models, self.test)
+        commit_report(self.out, study, document(study), made_by=origin)
 
 
 def document(study: Study) -> Document:
