@@ -35,7 +35,6 @@ from ltrscale.data.stream.windows import Cut, Window, assemble
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import CorrectedSums, Correction
 from ltrscale.evaluation.measure.settings import POSITIONS
-from ltrscale.evaluation.measure.shown import order_shown
 from ltrscale.evaluation.measure.slices import Slicer
 from ltrscale.progress import progress
 from ltrscale.ranking.metrics import tally
@@ -237,6 +236,11 @@ class Measuring:
             return {}
         of_trials = zip(self.logits, zip(*scores, strict=True), strict=True)
         return {t: tally(torch.cat(parts), torch.tensor(labels_N)) for t, parts in of_trials}
+
+
+def order_shown(groups: QueryGroups) -> Tensor:
+    """Scores that fall with the position at which a document was shown; documents without one are last, all tied."""
+    return -groups.shown_N.nan_to_num(nan=float(np.finfo(np.float32).max)).double()
 
 
 def _judging(groups: QueryGroups) -> tuple[QueryGroups, Tensor] | None:

@@ -1,39 +1,26 @@
-"""The subject of an evaluation, its trials with what they state about themselves, and what it commits.
+"""What an evaluation commits: `metrics.json`, with what the trials of each method state about themselves.
 
-Trials are the bundles or committed scores of each method. `metrics.json` has the results; `group_file` writes the
-metrics of every group beside it.
+Trials are the bundles or committed scores of a method. `group_file` writes the metrics of every group beside it.
 """
-
-from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
-from ltrscale.config import Strict, validate
-from ltrscale.data.dataset.selection import Selection
+from ltrscale.config import Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import Corrected
 from ltrscale.evaluation.measure.drift import ByPeriod
 from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig
-from ltrscale.evaluation.measure.shown import has_positions
+from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.measure.slices import ALL, OF_PERIOD, OUTLIERS
 from ltrscale.evaluation.pages import ComparedMethods
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
-from ltrscale.late import Late
 from ltrscale.ranking.metrics import Calibration
 from ltrscale.reports.document import span
-from ltrscale.stages.provenance import Provenance
-
-if TYPE_CHECKING:
-    from ltrscale.bundle import Bundle
-    from ltrscale.ranking import loss
-else:
-    loss = Late("ltrscale.ranking.loss")
 
 
 class MethodTrial(Strict):
@@ -54,40 +41,6 @@ class MethodTrial(Strict):
     """Whether its scores are logits of labels 0 and 1, from training with the pointwise sigmoid loss."""
     calibration: Calibration | None = None
     """Its probabilities against the clicks; None where scores are not logits, or labels not 0 and 1."""
-
-    @classmethod
-    def from_bundle(cls, bundle: Bundle) -> Self:
-        """The trial of a bundle, with what the bundle states about itself."""
-        return cls(
-            url=bundle.url,
-            kind=bundle.kind,
-            labelled_groups=bundle.count("labelled_groups"),
-            validation_groups=bundle.count("validation_groups"),
-            labels=validate(Provenance, bundle.made_by, bundle.url).labels(),
-            debiased=debiased(bundle.config),
-            logits=bundle.config.get("loss") == loss.SigmoidConfig().model_dump(mode="json"),
-        )
-
-
-def trials_of(
-    config: EvaluateConfig, bundles: Mapping[str, Bundle], test: Selection
-) -> dict[str, tuple[MethodTrial, ...]]:
-    """The trials of each method, in the order of the report; the order that was shown is last, if there is one."""
-    trials = {
-        name: tuple(MethodTrial.from_bundle(bundles[url]) for url in urls) for name, urls in config.models.items()
-    }
-    scores = {name: (MethodTrial(url=url, kind="scores"),) for name, url in config.scores.items()}
-    trials = {**scores, **trials}
-    if config.as_shown and has_positions(test):
-        trials[AS_SHOWN] = (MethodTrial(url=POSITIONS, kind="order shown"),)
-    return trials
-
-
-def debiased(config: Mapping[str, Any]) -> str | None:
-    """How the training of a bundle with this config corrected for positions, such as `dla`; None if it did not."""
-    if config.get("unbiased"):
-        return "unbiased"
-    return (config.get("debias") or {}).get("kind")
 
 
 class MethodResult(Strict):

@@ -21,8 +21,8 @@ from ltrscale.data.stream import scored
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.scored import read_named
 from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.measuring import order_shown
 from ltrscale.evaluation.measure.settings import AS_SHOWN
-from ltrscale.evaluation.measure.shown import order_shown
 from ltrscale.experiments.report.sources import Sources
 
 META, _META_SHOWN = "meta_", 3
