@@ -34,8 +34,8 @@ from ltrscale.evaluation.impressions import (
 )
 from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
-from ltrscale.evaluation.power import POWER_ASKED, samples_needed
 from ltrscale.evaluation.statistics.crossed import Difference
+from ltrscale.evaluation.statistics.lifts import POWER_ASKED, samples_needed
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import METRICS, MetricName, metric_label, metric_named
 from ltrscale.reports import charts

@@ -16,9 +16,9 @@ from ltrscale.config import Config, Operational, Strict
 from ltrscale.errors import InputError, Refused, suggestion
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.power import samples_needed
 from ltrscale.evaluation.statistics.blocks import holm
 from ltrscale.evaluation.statistics.crossed import or_none
+from ltrscale.evaluation.statistics.lifts import samples_needed
 from ltrscale.evaluation.verdict_log import Goal, LiveLog, LiveUsers, LogAccount, add_up
 from ltrscale.late import Late
 from ltrscale.progress import Report

@@ -33,8 +33,8 @@ from ltrscale.evaluation.impressions import (
     simulate,
 )
 from ltrscale.evaluation.interleave import Interleaved, InterleaveJob, document
-from ltrscale.evaluation.power import samples_needed
 from ltrscale.evaluation.statistics.crossed import Difference
+from ltrscale.evaluation.statistics.lifts import samples_needed
 from ltrscale.reports.render import markdown
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.simulate.users import Cascade, PositionBased, User

@@ -11,8 +11,7 @@ from typing import ClassVar, Final
 from ltrscale.evaluation.pages import definitions, skewed_draws, with_error
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.evaluation.statistics.estimates import MOST_DRAWS
-from ltrscale.evaluation.studies.study import Design, Model, ScopeName, Study, Versus, study_of
-from ltrscale.evaluation.studies.traits import Family
+from ltrscale.evaluation.studies.study import Design, Family, Model, ScopeName, Study, Versus, study_of
 from ltrscale.origin import settings_of
 from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label

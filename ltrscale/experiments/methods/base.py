@@ -15,7 +15,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits, Texts
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.draws import mix
-from ltrscale.evaluation.studies.traits import MethodTraits
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.students import Student
 from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.storage import join

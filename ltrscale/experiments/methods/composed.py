@@ -12,7 +12,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
-from ltrscale.evaluation.studies.traits import MethodTraits
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import Method, MethodName, SeedRun
 from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, network
 from ltrscale.experiments.methods.students import NetworkStudent, Student

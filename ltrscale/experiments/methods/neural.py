@@ -8,7 +8,7 @@ from pydantic import model_validator
 from ltrscale.config import overlay
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
-from ltrscale.evaluation.studies.traits import MethodTraits
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import Method, ReadingMethod, SeedRun
 from ltrscale.experiments.methods.students import NetworkStudent, Student
 from ltrscale.origin import digest, settings_of

@@ -8,7 +8,7 @@ from pydantic import model_validator
 from ltrscale.bundle import FeatureOrder
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
-from ltrscale.evaluation.studies.traits import MethodTraits
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import Method, ReadingMethod, SeedRun
 from ltrscale.experiments.methods.students import Student
 from ltrscale.training.feature import FeatureJob
