@@ -32,7 +32,7 @@ from ltrscale.evaluation.impressions import (
     measure_agreement,
     simulate,
 )
-from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
 from ltrscale.evaluation.statistics.crossed import Difference
 from ltrscale.evaluation.statistics.lifts import POWER_ASKED, samples_needed

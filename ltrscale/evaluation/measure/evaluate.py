@@ -27,13 +27,20 @@ from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import Corrected, Correction, WeightCounts, summarised
 from ltrscale.evaluation.measure.drift import ByPeriod
-from ltrscale.evaluation.measure.group_file import GROUPS, GroupFile
 from ltrscale.evaluation.measure.measuring import GroupValues, Measuring
 from ltrscale.evaluation.measure.metrics import Judged, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
 from ltrscale.evaluation.measure.page import document
 from ltrscale.evaluation.measure.periods import measure_periods
-from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult, MethodTrial, by_mean
+from ltrscale.evaluation.measure.report import (
+    GROUPS,
+    EvaluatedData,
+    Evaluation,
+    GroupFile,
+    MethodResult,
+    MethodTrial,
+    by_mean,
+)
 from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, Slicer, check_few, in_order
 from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers

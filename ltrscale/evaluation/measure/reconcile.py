@@ -17,7 +17,7 @@ from torch import Tensor
 from ltrscale.arrays import HIGHEST_LABEL
 from ltrscale.config import Operational, Strict
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.scored_lists import BundleSource, ScoredLists, ScoresSource, TableSource
 from ltrscale.progress import Report, progress
 from ltrscale.ranking.choices import metric_label, metric_named

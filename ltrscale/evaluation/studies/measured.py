@@ -29,11 +29,10 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import finite
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import fit_detector
-from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.measuring import Measuring
 from ltrscale.evaluation.measure.metrics import values_of
 from ltrscale.evaluation.measure.outliers import OutlierConfig, OutlierDetector
-from ltrscale.evaluation.measure.report import EvaluatedData
+from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
 from ltrscale.origin import digest

@@ -20,8 +20,7 @@ import numpy as np
 from ltrscale.arrays import Doubles
 from ltrscale.config import Strict
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.group_file import read_group_metrics
-from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import (
     ComparedMethods,

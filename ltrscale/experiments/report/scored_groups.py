@@ -20,8 +20,8 @@ from ltrscale.data.dataset.selection import Selection, scored_row_groups
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.scored import read_named
-from ltrscale.evaluation.measure.group_file import GROUPS
 from ltrscale.evaluation.measure.measuring import order_shown
+from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.experiments.report.sources import Sources
 
