@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 
 from ltrscale.evaluation.bounds import GateVerdict
-from ltrscale.evaluation.measure.headline import best_of, competitor_of, is_beyond_chance, serving_of
+from ltrscale.evaluation.measure.page import best_of, competitor_of, is_beyond_chance, serving_of
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS

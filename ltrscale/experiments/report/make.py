@@ -10,8 +10,7 @@ from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
 from ltrscale.evaluation.bounds import GateVerdict
-from ltrscale.evaluation.measure.headline import headline, opening
-from ltrscale.evaluation.measure.page import slices
+from ltrscale.evaluation.measure.page import headline, opening, slices
 from ltrscale.evaluation.measure.periods import drifted
 from ltrscale.experiments.report.advice import next_step
 from ltrscale.experiments.report.sources import Sources
