@@ -299,12 +299,6 @@ def _test_data(test: EvaluatedData) -> Iterator[str]:
         )
 
 
-def _gain_metric(evaluation: Evaluation) -> str | None:
-    """The primary metric with the gains that the evaluation names, such as revenue; None where it names none."""
-    name = f"gain_{evaluation.primary}"
-    return name if name in evaluation.methods[0].slices[ALL].summaries else None
-
-
 def leaderboard(evaluation: Evaluation) -> Table:
     """A row for each method, the best first, against the baseline and the best.
 
@@ -312,7 +306,7 @@ def leaderboard(evaluation: Evaluation) -> Table:
     """
     primary, best, rows = evaluation.primary, evaluation.ranked[0].name, []
     metrics = evaluation.methods[0].slices[ALL].summaries
-    names = [*cutoffs(metrics), *(name for name in (_gain_metric(evaluation), f"click_{primary}") if name in metrics)]
+    names = [*cutoffs(metrics), *(name for name in (f"gain_{primary}", f"click_{primary}") if name in metrics)]
     n_outliers = evaluation.methods[0].slices[OUTLIERS].summaries[primary].groups
     for method in evaluation.ranked:
         scope = method.slices[ALL]
@@ -356,40 +350,27 @@ def how_to_read_evaluation(evaluation: Evaluation) -> list[str]:
     return lines
 
 
-def _slice_rows(evaluation: Evaluation) -> list[TableRow]:
-    """The primary metric of each slice and method; `metrics.json` has all metrics."""
-    primary = evaluation.primary
-    return [
-        {
-            "slice": name,
-            "groups": evaluation.test.slices[name],
-            "defined": method.slices[name].summaries[primary].groups,
-            "method": method.name,
-            f"{metric_label(primary)} [95%]": method.slices[name].summaries[primary],
-            **columns_against(primary, evaluation.baseline, method.slices[name]),
-        }
-        for name in evaluation.test.slices
-        for method in evaluation.methods
-    ]
-
-
 def slices(evaluation: Evaluation) -> Iterator[Block]:
-    """Each method by slice: differences from the baseline, or means without one."""
-    baseline, title, rows = evaluation.baseline, metric_label(evaluation.primary), []
-    for name in evaluation.test.slices:
+    """Each method by slice: differences from the baseline, or means without one; `metrics.json` has all metrics."""
+    primary, baseline, label = evaluation.primary, evaluation.baseline, metric_label(evaluation.primary)
+    rows: list[TableRow] = []
+    drawn = []
+    for name, groups in evaluation.test.slices.items():
         for method in evaluation.methods:
             scope = method.slices[name]
-            summary, c = scope.summaries[evaluation.primary], scope.comparisons.get(evaluation.primary)
+            summary, c = scope.summaries[primary], scope.comparisons.get(primary)
+            row: TableRow = {"slice": name, "groups": groups, "defined": summary.groups, "method": method.name}
+            rows.append({**row, f"{label} [95%]": summary, **columns_against(primary, baseline, scope)})
             figure = summary if c is None else c.figure
             if not name.startswith(OF_PERIOD) and figure.mean is not None and (c is not None or baseline is None):
                 faded = summary.groups < _FEW_GROUPS
-                rows.append(charts.interval_row(name, figure, series=method.name, faded=faded))
-    if rows:
-        title = title if baseline is None else f"{title} - {baseline}"
+                drawn.append(charts.interval_row(name, figure, series=method.name, faded=faded))
+    if drawn:
+        title = label if baseline is None else f"{label} - {baseline}"
         shows = f"{title} by slice, with 95% intervals; slices of fewer than {_FEW_GROUPS} groups are faded"
         at, order = None if baseline is None else 0.0, [method.name for method in evaluation.methods]
-        yield Chart(charts.interval_chart(rows, title=title, at=at, order=order), shows, "slices")
-    yield Table.from_rows(_slice_rows(evaluation), "All slices and methods", folded=True)
+        yield Chart(charts.interval_chart(drawn, title=title, at=at, order=order), shows, "slices")
+    yield Table.from_rows(rows, "All slices and methods", folded=True)
     if evaluation.conditions:
         yield Points([f"{name}: {condition}" for name, condition in evaluation.conditions.items()])
     yield Text(
