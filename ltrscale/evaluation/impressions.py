@@ -158,11 +158,9 @@ def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> _C
 
 def _fitting(documents_Q: Ints) -> Iterator[slice]:
     """Consecutive groups with impressions that fit into a block; a larger group is alone."""
-    block_Q, first = np.cumsum(documents_Q) // _DOCUMENTS_AT_ONCE, 0
-    for _, members in itertools.groupby(block_Q.tolist()):
-        last = first + sum(1 for _ in members)
-        yield slice(first, last)
-        first = last
+    block_Q = np.cumsum(documents_Q) // _DOCUMENTS_AT_ONCE
+    last_Q = np.flatnonzero(np.diff(block_Q, append=-1)) + 1
+    yield from itertools.starmap(slice, itertools.pairwise([0, *last_Q.tolist()]))
 
 
 class _Impressions:

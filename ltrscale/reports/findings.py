@@ -39,15 +39,11 @@ class Findings(Strict):
                 f"{file_url}: not {cls.called} ({error}); delete the directory and make it again with {cls.made_by_job}"
             ) from error
 
-    def to_json(self) -> str:
-        """The content of the file."""
-        return self.model_dump_json(indent=1) + "\n"
-
 
 def write_report(commit: storage.Commit, findings: Findings, document: Document | None = None) -> None:
     """Write to a commit: results, and the document that shows them."""
     pages = {} if document is None else files(document)
-    commit.write({findings.file: findings.to_json().encode(), **pages})
+    commit.write({findings.file: f"{findings.model_dump_json(indent=1)}\n".encode(), **pages})
 
 
 def commit_report(

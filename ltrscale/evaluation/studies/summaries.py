@@ -355,8 +355,8 @@ def _table(front: Front) -> Block:
 
 
 def _charts(front: Front, label: str) -> Iterator[Block]:
-    first, *others = front.trade_offs[0].of_goals
-    for x, y in itertools.product([first], others):
+    x, *others = front.trade_offs[0].of_goals
+    for y in others:
         rows = [
             charts.tradeoff_row(each.method, each.of_goals[x], each.of_goals[y], faded=each.dominated_by is not None)
             for each in front.trade_offs

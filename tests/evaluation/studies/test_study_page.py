@@ -106,7 +106,7 @@ def commit(found: Findings, columns: Mapping[str, Any], out: Path) -> str:
         with written.file("groups.parquet") as path:
             pq.write_table(pa.table(columns), path)
         with written.file(found.file) as path:
-            path.write_text(found.to_json())
+            path.write_text(found.model_dump_json())
         written.finish({})
     return str(out)
 
