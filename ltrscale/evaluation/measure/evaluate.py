@@ -257,10 +257,11 @@ class _Tallies:
     def add(self, values: GroupValues, *, groups: int, slice_by: Sequence[str]) -> None:
         """Add groups, of `groups` in all; InputError if a column of `slice_by` has too many values."""
         blocks_Q = block_numbers(values.gids_Q, first=self.slices[ALL].groups, groups=groups)
-        self.slices[ALL].add(blocks_Q, values.values_TMQ)
+        values_QTM = values.values_TMQ.transpose(2, 0, 1)
+        self.slices[ALL].add(blocks_Q, Blocks.from_values(values_QTM))
         for name, member_Q in values.slices.items():
-            tally = self.slices.setdefault(name, Tally(*values.values_TMQ.shape[:2]))
-            tally.add(blocks_Q[member_Q], values.values_TMQ[..., member_Q])
+            tally = self.slices.setdefault(name, Tally(*values_QTM.shape[1:]))
+            tally.add(blocks_Q[member_Q], Blocks.from_values(values_QTM[member_Q]))
         check_few(list(self.slices), slice_by)
         for t, tally_CB in values.clicks.items():
             self.clicks[t] = self.clicks.get(t, 0) + tally_CB
@@ -268,7 +269,7 @@ class _Tallies:
         self.unshown += values.unshown
         if (sums := values.corrected) is not None:
             self.corrected = self.corrected or Tally(*sums.blocks.sums_BTM.shape[1:])
-            self.corrected.add_sums(blocks_Q, sums.blocks)
+            self.corrected.add(blocks_Q, sums.blocks)
             self.weights = self.weights.plus(sums.counts)
 
     def calibration(self, t: int) -> Calibration | None:

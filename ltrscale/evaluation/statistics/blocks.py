@@ -97,23 +97,12 @@ class Tally:
         self._used, self._shape = 0, (trials + 1, metrics)
         self._columns_CB = np.zeros(((trials + 1) * metrics, 0))
 
-    def add(self, blocks_Q: Ints, values_TMQ: Doubles) -> None:
-        """Add groups with these blocks and values, NaN where undefined."""
-        rows_Q, metrics = self._rows(blocks_Q), self._shape[1]
-        for m in range(metrics):
-            values_TQ = values_TMQ[:, m]
-            defined_Q: Bools = np.asarray(~np.isnan(values_TQ).any(axis=0))
-            for t, column_Q in enumerate([*np.where(defined_Q, values_TQ, 0.0), defined_Q.astype(np.float64)]):
-                np.add.at(self._columns_CB[t * metrics + m], rows_Q, column_Q)  # add.at is fast in one dimension
-
-    def add_sums(self, blocks_Q: Ints, part: Blocks) -> None:
+    def add(self, blocks_Q: Ints, part: Blocks) -> None:
         """Add groups with these blocks, each with its own sums."""
-        rows_Q = self._rows(blocks_Q)
-        columns_QC = np.concatenate([part.sums_BTM, part.defined_BM[:, None]], axis=1).reshape(
-            -1, len(self._columns_CB)
-        )
+        rows_Q, columns = self._rows(blocks_Q), len(self._columns_CB)
+        columns_QC = np.concatenate([part.sums_BTM, part.defined_BM[:, None]], axis=1).reshape(-1, columns)
         for column_B, column_Q in zip(self._columns_CB, columns_QC.T, strict=True):
-            np.add.at(column_B, rows_Q, column_Q)
+            np.add.at(column_B, rows_Q, column_Q)  # add.at is fast in one dimension
 
     def _rows(self, blocks_Q: Ints) -> Ints:
         """The row of each group's block; new blocks get the next rows."""

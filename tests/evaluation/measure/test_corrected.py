@@ -125,7 +125,7 @@ def test_parts_of_any_size_have_the_same_sums() -> None:
         some = torch.arange(first, min(first + 7, groups.n_groups))
         rows = torch.cat([torch.arange(groups.offsets_Q1[q], groups.offsets_Q1[q + 1]) for q in some.tolist()])
         part = correction.sums([scores_N[rows] for scores_N in scores_T], groups.select(some))
-        tally.add_sums(some.numpy(), part.blocks)
+        tally.add(some.numpy(), part.blocks)
         counts = counts.plus(part.counts)
     assert counts == pytest.approx(whole.counts)
     np.testing.assert_array_equal(tally.blocks().sums_BTM, whole.blocks.sums_BTM)

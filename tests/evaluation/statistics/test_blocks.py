@@ -29,7 +29,7 @@ def added(gids_Q: NDArray[np.int64], values_QTM: Doubles, cuts: list[int]) -> Bl
     tally = Tally(*values_QTM.shape[1:])
     for first, last in zip([0, *cuts], [*cuts, len(gids_Q)], strict=True):
         numbers_Q = block_numbers(gids_Q[first:last], first=first, groups=len(gids_Q))
-        tally.add(numbers_Q, values_QTM[first:last].transpose(1, 2, 0))
+        tally.add(numbers_Q, Blocks.from_values(values_QTM[first:last]))
     return tally.blocks()
 
 
@@ -115,7 +115,7 @@ def test_a_few_groups_among_many_have_their_own_interval() -> None:
     gids_Q, values_Q1M = made(4)
     blocks = block_numbers(gids_Q, first=0, groups=GROUPS)
     rare = Tally(1, 2)
-    rare.add(blocks[:60], values_Q1M[:60].transpose(1, 2, 0))
+    rare.add(blocks[:60], Blocks.from_values(values_Q1M[:60]))
     of_groups = ends(values_Q1M[:60, 0], 1)
     among_all = bootstrap_means([added(gids_Q, values_Q1M, []), rare.blocks()], samples=4000, seed=0)
     for means_SM in (among_all[1], *bootstrap_means([rare.blocks()], samples=4000, seed=0)):
@@ -130,7 +130,7 @@ def test_all_slices_have_the_same_resamples_and_signs(groups: int) -> None:
     gids_Q, values_QTM = made(12, groups=groups)
     numbers_Q = block_numbers(gids_Q, first=0, groups=groups)
     some = Tally(1, 2)
-    some.add(numbers_Q[::3], values_QTM[::3].transpose(1, 2, 0))
+    some.add(numbers_Q[::3], Blocks.from_values(values_QTM[::3]))
     whole, part = added(gids_Q, values_QTM, []), some.blocks()
     for test in (bootstrap_means, sign_flip_p):
         of_whole, of_part, again = test([whole, part, whole], samples=200, seed=3)
@@ -157,7 +157,7 @@ def test_a_slice_has_the_interval_of_its_groups_among_all_that_are_drawn() -> No
     """A resample has more or fewer of the slice's groups: their number is a sample, too."""
     _, values_QTM = made(13, groups=80)
     some = Tally(1, 2)
-    some.add(np.arange(80)[::2], values_QTM[::2].transpose(1, 2, 0))
+    some.add(np.arange(80)[::2], Blocks.from_values(values_QTM[::2]))
     (found_SM,) = bootstrap_means([some.blocks()], samples=4000, seed=0, numbers_B=np.arange(80))
     slow_SM = slow_means(some.blocks(), np.arange(80), 4000, 1)
     expected, ends_2M = (np.quantile(means_SM, [0.025, 0.5, 0.975], axis=0) for means_SM in (slow_SM, found_SM))
