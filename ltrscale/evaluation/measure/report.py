@@ -214,12 +214,16 @@ class GroupFile:
             self._waiting.clear()
 
 
-def read_group_metrics(url: str, evaluation: Evaluation) -> list[Doubles]:
-    """Every metric of every group and trial, [Q, t, M], for each method of a committed evaluation; NaN if undefined."""
+def read_groups(url: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Columns of `groups.parquet`, all by default, beside findings that are committed there."""
     manifest = storage.read_manifest(url)
     assert manifest is not None
-    table = pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)))
-    metrics = list(evaluation.methods[0].slices[ALL].summaries)
+    return pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)), columns=columns)
+
+
+def read_group_metrics(url: str, evaluation: Evaluation) -> list[Doubles]:
+    """Every metric of every group and trial, [Q, t, M], for each method of a committed evaluation; NaN if undefined."""
+    table, metrics = read_groups(url), list(evaluation.methods[0].slices[ALL].summaries)
     methods = []
     for method in evaluation.methods:
         trials = []

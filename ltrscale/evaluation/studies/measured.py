@@ -14,10 +14,8 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 
-from ltrscale import storage
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, with_tokens_of
@@ -32,7 +30,7 @@ from ltrscale.evaluation.measure.evaluate import fit_detector
 from ltrscale.evaluation.measure.measuring import Measuring
 from ltrscale.evaluation.measure.metrics import values_of
 from ltrscale.evaluation.measure.outliers import OutlierConfig, OutlierDetector
-from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData
+from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData, read_groups
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
 from ltrscale.origin import digest
@@ -218,18 +216,11 @@ def _defined_groups(
 
 def read_outliers(url: str) -> dict[int, bool]:
     """Whether each test group is an outlier, by gid, as `TestGroups` committed it."""
-    table = _committed_columns(url, ["gid", "outlier"])
+    table = read_groups(url, ["gid", "outlier"])
     return dict(zip(table["gid"].to_pylist(), table["outlier"].to_pylist(), strict=True))
 
 
 def read_values(url: str, metrics: tuple[str, ...]) -> tuple[Ints, Doubles]:
     """The gids [Q] and the metrics [Q, M], NaN where undefined, as `Measurement` committed them."""
-    table = _committed_columns(url, ["gid", *metrics])
+    table = read_groups(url, ["gid", *metrics])
     return table["gid"].to_numpy(), np.stack([table[name].to_numpy() for name in metrics], axis=1)
-
-
-def _committed_columns(url: str, columns: list[str]) -> pa.Table:
-    manifest = storage.read_manifest(url)
-    if manifest is None:
-        raise InputError(f"{url}: nothing is committed there; run the same command again, which makes it")
-    return pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)), columns=columns)
