@@ -46,20 +46,15 @@ class Blocks:
     over all groups, its denominators."""
     groups: int
     """All groups."""
-    numbers_B: Ints | None = None
-    """The numbers of the blocks, rising; a slice has only some of them. None for 0, 1, 2, ..."""
-
-    @property
-    def places_B(self) -> Ints:
-        """The numbers of the blocks."""
-        return np.arange(len(self.sums_BTM)) if self.numbers_B is None else self.numbers_B
+    numbers_B: Ints
+    """The numbers of the blocks, rising; a slice has only some of them."""
 
     @classmethod
     def from_values(cls, values_QTM: Doubles) -> Self:
         """The groups as blocks; NaN is undefined."""
         defined_QM: Bools = np.asarray(~np.isnan(values_QTM).any(axis=1))
         sums_QTM = np.where(defined_QM[:, None], values_QTM, 0.0)
-        return cls(sums_QTM, defined_QM.astype(np.float64), len(values_QTM))
+        return cls(sums_QTM, defined_QM.astype(np.float64), len(values_QTM), np.arange(len(values_QTM)))
 
     def for_metric(self, column: int) -> Self:
         """One of the metrics."""
@@ -134,7 +129,7 @@ def block_numbers(gids_Q: Ints, *, first: int, groups: int) -> Ints:
 
 def all_numbers(parts: Iterable[Blocks]) -> Ints:
     """The numbers of all blocks of some parts, rising."""
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *(part.places_B for part in parts)]))
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *(part.numbers_B for part in parts)]))
 
 
 def bootstrap_means(
@@ -226,7 +221,7 @@ class _Products:
     # Equal columns of two methods must give equal sums, so torch allocates all tensors: same memory layout.
 
     def __init__(self, numbers_B: Ints, parts: Sequence[Blocks], columns: Sequence[Doubles]) -> None:
-        places = [np.searchsorted(numbers_B, part.places_B) for part in parts]
+        places = [np.searchsorted(numbers_B, part.numbers_B) for part in parts]
         self._places = [None if len(place_B) == len(numbers_B) else torch.tensor(place_B) for place_B in places]
         self._columns = [torch.tensor(columns_BC) for columns_BC in columns]
 

@@ -136,7 +136,7 @@ def test_all_slices_have_the_same_resamples_and_signs(groups: int) -> None:
         of_whole, of_part, again = test([whole, part, whole], samples=200, seed=3)
         np.testing.assert_array_equal(again, of_whole)
         np.testing.assert_array_equal(test([whole], samples=200, seed=3)[0], of_whole)
-        (alone,) = test([part], samples=200, seed=3, numbers_B=whole.places_B)
+        (alone,) = test([part], samples=200, seed=3, numbers_B=whole.numbers_B)
         np.testing.assert_array_equal(alone, of_part)
         shifted = replace(whole, sums_BTM=whole.sums_BTM + 1)
         np.testing.assert_array_equal(test([shifted, part], samples=200, seed=3)[1], of_part)
@@ -145,8 +145,8 @@ def test_all_slices_have_the_same_resamples_and_signs(groups: int) -> None:
 def slow_means(blocks: Blocks, numbers_B: NDArray[np.int64], samples: int, seed: int) -> Doubles:
     """One draw after the other, by the numbers of the blocks."""
     rng, means = np.random.default_rng(seed), []
-    sums = dict(zip(blocks.places_B.tolist(), blocks.sums_BTM[:, 0], strict=True))
-    defined = dict(zip(blocks.places_B.tolist(), blocks.defined_BM, strict=True))
+    sums = dict(zip(blocks.numbers_B.tolist(), blocks.sums_BTM[:, 0], strict=True))
+    defined = dict(zip(blocks.numbers_B.tolist(), blocks.defined_BM, strict=True))
     for _ in range(samples):
         drawn = [numbers_B[rng.integers(len(numbers_B))] for _ in numbers_B]
         means.append(sum(sums.get(b, 0) for b in drawn) / sum(defined.get(b, 0) for b in drawn))
@@ -214,7 +214,7 @@ def test_methods_are_compared_by_blocks_as_by_groups() -> None:
     blocks = added(gids_Q, both_QTM, [])
     found = []
     for table in (blocks, Blocks.from_values(both_QTM)):
-        halves = [Blocks(sums, table.defined_BM, table.groups) for sums in np.split(table.sums_BTM, 2, axis=1)]
+        halves = [replace(table, sums_BTM=sums) for sums in np.split(table.sums_BTM, 2, axis=1)]
         found.append(scopes([halves], ["map", "mrr"], baseline=0, samples=2000, seed=0)[0][1])
     for metric in ("map", "mrr"):
         one, other = (scope.comparisons[metric] for scope in found)
