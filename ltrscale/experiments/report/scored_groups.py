@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,7 +22,7 @@ from ltrscale.data.stream import scored
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.scored import read_named
 from ltrscale.evaluation.measure.measuring import order_shown
-from ltrscale.evaluation.measure.report import GROUPS
+from ltrscale.evaluation.measure.report import read_groups
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.experiments.report.sources import Sources
 
@@ -79,17 +80,9 @@ def _meta_of(row_group: RowGroup) -> list[str]:
 
 def primary_values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.float64]]:
     """The primary metric of every test group by the first trial of each method, NaN where undefined."""
-    url = sources.url
-    data = storage.read_verified(url, GROUPS, storage.read_manifest(url) or {})
-    parts: dict[str, list[NDArray[np.float64]]] = {name: [] for name in methods}
-    with pq.ParquetFile(pa.BufferReader(data)) as file:
-        for batch in file.iter_batches(columns=["gid", "method", "trial", sources.primary]):
-            # queries without a list have negative ids
-            first = (batch.column("trial").to_numpy() == 0) & (batch.column("gid").to_numpy() >= 0)
-            for name in methods:
-                rows = first & (np.asarray(batch.column("method")) == name)
-                parts[name].append(batch.column(sources.primary).to_numpy(zero_copy_only=False)[rows])
-    return {name: np.concatenate(of_method).astype(np.float64) for name, of_method in parts.items()}
+    rows = read_groups(sources.url, ["gid", "method", "trial", sources.primary])
+    first = (pc.field("trial") == 0) & (pc.field("gid") >= 0)  # queries without a list have negative ids
+    return {name: rows.filter(first & (pc.field("method") == name))[sources.primary].to_numpy() for name in methods}
 
 
 def labels_in(groups: QueryGroups) -> Tensor:
