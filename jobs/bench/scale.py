@@ -26,8 +26,7 @@ from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.parts import PartT
-from ltrscale.evaluation.measure.measuring import Measuring
-from ltrscale.evaluation.measure.metrics import values_of
+from ltrscale.evaluation.measure.measuring import Measuring, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import Slicer

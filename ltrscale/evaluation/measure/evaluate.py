@@ -27,8 +27,7 @@ from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import Corrected, Correction, WeightCounts, summarised
 from ltrscale.evaluation.measure.drift import ByPeriod
-from ltrscale.evaluation.measure.measuring import GroupValues, Measuring
-from ltrscale.evaluation.measure.metrics import Judged, values_of
+from ltrscale.evaluation.measure.measuring import GroupValues, Judged, Measuring, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
 from ltrscale.evaluation.measure.page import document
 from ltrscale.evaluation.measure.periods import measure_periods

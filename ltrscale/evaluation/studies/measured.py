@@ -27,8 +27,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import finite
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import fit_detector
-from ltrscale.evaluation.measure.measuring import Measuring
-from ltrscale.evaluation.measure.metrics import values_of
+from ltrscale.evaluation.measure.measuring import Measuring, values_of
 from ltrscale.evaluation.measure.outliers import OutlierConfig, OutlierDetector
 from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData, read_groups
 from ltrscale.evaluation.measure.settings import EvaluateSettings
