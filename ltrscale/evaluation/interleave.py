@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, scorers_of, with_tokens_of
-from ltrscale.config import Operational, Strict
+from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -54,8 +54,6 @@ class InterleaveJob(ReportStage):
 
     stage: ClassVar = "interleave"
     fixed: ClassVar = {"power": 0.8, "docs_per_batch": 65_536}
-    out: Operational[str]
-    """Directory of the report."""
     models: dict[str, BundleUrl] = Field(default_factory=dict)
     """Bundles by name. All pairs of `models` and `scores` are compared; with three or more rankers the report says how
     well a metric predicts the lift."""

@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from ltrscale import storage
-from ltrscale.config import Config, Operational, Strict
+from ltrscale.config import Config, Strict
 from ltrscale.errors import InputError, Refused, suggestion
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
@@ -182,8 +182,6 @@ class VerdictJob(ReportStage):
     """Judge a live test by its log: lifts of goals with intervals over users, if users were drawn as planned."""
 
     stage: ClassVar = "verdict"
-    out: Operational[str]
-    """Directory of the report."""
     log: Annotated[LiveLog, Field(discriminator="kind")]
     """What happened: `ab`, where each user has an arm, or `interleaving`, where lists are made of two."""
     arms: dict[str, Annotated[float, Field(gt=0, le=1e9)]] = Field(min_length=2)

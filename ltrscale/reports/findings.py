@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.config import Strict
+from ltrscale.config import Operational, Strict
 from ltrscale.errors import InputError
 from ltrscale.reports.document import Document
 from ltrscale.reports.render import REPORT, files, terminal
@@ -70,6 +70,9 @@ def print_report(url: str, document: Document) -> None:
 
 class ReportStage(Stage):
     """A stage that commits findings with a report."""
+
+    out: Operational[str]
+    """Directory of the report."""
 
     @abstractmethod
     def page(self) -> Document:

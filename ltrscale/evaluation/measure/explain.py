@@ -21,7 +21,7 @@ from ltrscale.batch import group_index
 from ltrscale.bundle import PretrainedBundle
 from ltrscale.bundle.explanations import Driver, Explanation, Reasoner, as_table, drivers_of
 from ltrscale.bundle.opened import fitting
-from ltrscale.config import Config, Operational, Strict, validate
+from ltrscale.config import Config, Strict, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Periods, Split
@@ -58,8 +58,6 @@ class ExplainJob(ReportStage):
     """Explain why items rank where they do, or which features solve the contrast of a pretrained encoder."""
 
     stage: ClassVar = "explain"
-    out: Operational[str]
-    """Directory of the report."""
     bundle: BundleUrl
     """Bundle that ranks, or that jobs.pretrain made by a method that compares two views of a document."""
     data: str

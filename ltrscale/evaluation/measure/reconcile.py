@@ -26,7 +26,7 @@ from ltrscale import storage
 from ltrscale.arrays import HIGHEST_LABEL, Bools, Doubles
 from ltrscale.batch import group_index, to_offsets
 from ltrscale.bundle import Scorer, load, with_tokens_of
-from ltrscale.config import Config, Operational, Strict
+from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
@@ -222,8 +222,6 @@ class ReconcileJob(ReportStage):
 
     stage: ClassVar = "reconcile"
     fixed: ClassVar = {"groups_shown": 3}
-    out: Operational[str]
-    """Directory of the report."""
     source: Annotated[TableSource | BundleSource | ScoresSource, Field(discriminator="kind")]
     """Where scores and labels are: a `table`, a `bundle` on a split, or committed `scores`."""
     metrics: tuple[str, ...] = Field(("ndcg@5", "ndcg@10", "map", "mrr", "precision@5"), min_length=1)
