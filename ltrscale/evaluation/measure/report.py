@@ -214,7 +214,7 @@ class GroupFile:
             self._waiting.clear()
 
 
-def read_groups(url: str, columns: Sequence[str] | None = None) -> pa.Table:
+def read_group_rows(url: str, columns: Sequence[str] | None = None) -> pa.Table:
     """Columns of `groups.parquet`, all by default, beside findings that are committed there."""
     manifest = storage.read_manifest(url)
     assert manifest is not None
@@ -223,7 +223,7 @@ def read_groups(url: str, columns: Sequence[str] | None = None) -> pa.Table:
 
 def read_group_metrics(url: str, evaluation: Evaluation) -> list[Doubles]:
     """Every metric of every group and trial, [Q, t, M], for each method of a committed evaluation; NaN if undefined."""
-    table, metrics = read_groups(url), list(evaluation.methods[0].slices[ALL].summaries)
+    table, metrics = read_group_rows(url), list(evaluation.methods[0].slices[ALL].summaries)
     methods = []
     for method in evaluation.methods:
         trials = []

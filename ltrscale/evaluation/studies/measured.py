@@ -29,7 +29,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import fit_detector
 from ltrscale.evaluation.measure.measuring import Measuring, values_of
 from ltrscale.evaluation.measure.outliers import OutlierConfig, OutlierDetector
-from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData, read_groups
+from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData, read_group_rows
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
 from ltrscale.origin import digest
@@ -215,11 +215,11 @@ def _defined_groups(
 
 def read_outliers(url: str) -> dict[int, bool]:
     """Whether each test group is an outlier, by gid, as `TestGroups` committed it."""
-    table = read_groups(url, ["gid", "outlier"])
+    table = read_group_rows(url, ["gid", "outlier"])
     return dict(zip(table["gid"].to_pylist(), table["outlier"].to_pylist(), strict=True))
 
 
 def read_values(url: str, metrics: tuple[str, ...]) -> tuple[Ints, Doubles]:
     """The gids [Q] and the metrics [Q, M], NaN where undefined, as `Measurement` committed them."""
-    table = read_groups(url, ["gid", *metrics])
+    table = read_group_rows(url, ["gid", *metrics])
     return table["gid"].to_numpy(), np.stack([table[name].to_numpy() for name in metrics], axis=1)

@@ -22,7 +22,7 @@ from ltrscale.data.stream import scored
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.scored import read_named
 from ltrscale.evaluation.measure.measuring import order_shown
-from ltrscale.evaluation.measure.report import read_groups
+from ltrscale.evaluation.measure.report import read_group_rows
 from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.experiments.report.sources import Sources
 
@@ -80,7 +80,7 @@ def _meta_of(row_group: RowGroup) -> list[str]:
 
 def primary_values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.float64]]:
     """The primary metric of every test group by the first trial of each method, NaN where undefined."""
-    rows = read_groups(sources.url, ["gid", "method", "trial", sources.primary])
+    rows = read_group_rows(sources.url, ["gid", "method", "trial", sources.primary])
     first = (pc.field("trial") == 0) & (pc.field("gid") >= 0)  # queries without a list have negative ids
     return {name: rows.filter(first & (pc.field("method") == name))[sources.primary].to_numpy() for name in methods}
 
