@@ -378,5 +378,7 @@ def _leads_of_best(tallies: _Tallies, results: Sequence[MethodResult], basis: _B
     if not 1 < len(means) == len(results):
         return {}  # there is no other method, or no group defines the metric
     best, column = by_mean(results, primary)[0].name, basis.metrics.index(primary)
-    (of_methods,) = basis.scopes([tallies.slices[ALL].blocks().for_metric(column)], [primary], baseline=best)
+    blocks = tallies.slices[ALL].blocks()
+    blocks = replace(blocks, sums_BTM=blocks.sums_BTM[..., [column]], defined_BM=blocks.defined_BM[:, [column]])
+    (of_methods,) = basis.scopes([blocks], [primary], baseline=best)
     return {name: scope.comparisons[primary] for name, scope in of_methods.items() if scope.comparisons}

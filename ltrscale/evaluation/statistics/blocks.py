@@ -12,7 +12,7 @@ a group that a metric leaves undefined.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -55,10 +55,6 @@ class Blocks:
         defined_QM: Bools = np.asarray(~np.isnan(values_QTM).any(axis=1))
         sums_QTM = np.where(defined_QM[:, None], values_QTM, 0.0)
         return cls(sums_QTM, defined_QM.astype(np.float64), len(values_QTM), np.arange(len(values_QTM)))
-
-    def for_metric(self, column: int) -> Self:
-        """One of the metrics."""
-        return replace(self, sums_BTM=self.sums_BTM[..., [column]], defined_BM=self.defined_BM[:, [column]])
 
     def values_BTM(self) -> Doubles:
         """Values whose mean over blocks is the mean over groups; NaN where a block does not define the metric.
