@@ -13,7 +13,6 @@ import torch
 from pydantic import Field, model_validator
 
 from ltrscale.arrays import Doubles, Ints
-from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, scorers_of, with_tokens_of
 from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import open_dataset
@@ -212,7 +211,16 @@ def _simulated(job: InterleaveJob) -> _Measured:
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
             scores = [scored.finite(scorers[name](groups), name) for name in job.rankers]
-            outcome = simulate(_ranked_groups(groups, scores, job, top), job.pairs, traffic)
+            if (label := float(groups.labels_N.max())) > top:
+                raise InputError(f"{', '.join(job.test.data)}: label {label:g} is above max_relevance {top:g}")
+            relevance_N = relevance_probability(groups.labels_N.double().numpy(), top=top)
+            lists = RankedGroups(
+                groups.ids_Q.numpy(),
+                groups.offsets_Q1.numpy(),
+                attraction(relevance_N, noise=job.noise),
+                torch.stack(scores).double().numpy(),
+            )
+            outcome = simulate(lists, job.pairs, traffic)
             values_QR = torch.stack([metric.values(s, groups.labels_N, groups.offsets_Q1) for s in scores], dim=1)
             parts.append((groups.ids_Q.numpy(), *outcome, values_QR.numpy()))
             documents += groups.n_documents
@@ -230,20 +238,6 @@ def _highest_grade(job: InterleaveJob) -> float:
     for url in job.test.data:
         counts |= open_dataset(url).manifest.label_counts
     return highest_grade(job.max_relevance, counts)
-
-
-def _ranked_groups(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> RankedGroups:
-    assert groups.labels_N is not None
-    assert groups.ids_Q is not None
-    labels_N = groups.labels_N.double().numpy()
-    if labels_N.max() > top:
-        raise InputError(f"{', '.join(job.test.data)}: label {labels_N.max():g} is above max_relevance {top:g}")
-    return RankedGroups(
-        groups.ids_Q.numpy(),
-        groups.offsets_Q1.numpy(),
-        attraction(relevance_probability(labels_N, top=top), noise=job.noise),
-        torch.stack(scores).double().numpy(),
-    )
 
 
 def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
