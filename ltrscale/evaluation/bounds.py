@@ -6,9 +6,10 @@ about them; `bounds.expected` has the answer.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -21,9 +22,9 @@ from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import CANDIDATE
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import with_interval
-from ltrscale.evaluation.power import TAIL, Power, Refuse, deviation_of, interval_of
 from ltrscale.evaluation.statistics.blocks import holm
-from ltrscale.evaluation.statistics.summarise import Comparison
+from ltrscale.evaluation.statistics.lifts import POWER_ASKED, TAIL, samples_needed
+from ltrscale.evaluation.statistics.summarise import Comparison, Summary
 from ltrscale.late import Late
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports.document import Block, Points, Table, cell
@@ -38,6 +39,8 @@ else:
 special = Late("scipy.special")
 
 _MOST_NAMED = 3
+Refuse = Literal["unproven", "worse"]
+"""Which candidates a gate refuses, see `Bounds.refuse`."""
 
 
 class GoalBounds(Config):
@@ -95,6 +98,69 @@ class Bounds(GoalBounds):
             InputError: a pattern matches none of them.
         """
         return frozenset(f.name for pattern in self.moving for f in matching(pattern, features, key="bounds.moving"))
+
+
+class Power(Strict):
+    """The power of a gate: how often a candidate passes or fails, by the normal approximation.
+
+    For a candidate as good as production, how often it passes `margin`; with `refuse: worse`, for one worse by
+    `margin`, how often it is refused. Both are the same number.
+    """
+
+    margin: float
+    deviation: float
+    """Standard deviation of the difference of a group."""
+    groups: int
+    passes: float
+    """The probability with this many groups; of being refused with `refuse: worse`."""
+    needed: int | None
+    """Groups for a probability of .8; None for a margin of 0, which equal rankers hold once in 40 times at any size."""
+    refuse: Refuse = "unproven"
+
+    @classmethod
+    def from_margin(cls, margin: float, deviation: float, groups: int, refuse: Refuse = "unproven") -> Self:
+        """`Phi(margin sqrt(Q) / deviation - z_.975)`, and the Q at which it is .8 (Julious 2004, section 5)."""
+        if deviation == 0 or margin == 0:
+            certain = margin > 0
+            passes, needed = (1.0, 1) if certain else (TAIL if deviation else 0.0, None)
+        else:
+            passes = float(special.ndtr(margin * math.sqrt(groups) / deviation + special.ndtri(TAIL)))
+            needed = math.ceil(samples_needed(margin, deviation**2) or 0)
+        return cls(margin=margin, deviation=deviation, groups=groups, passes=passes, needed=needed, refuse=refuse)
+
+    @property
+    def more(self) -> int | None:
+        """Groups still missing for a probability of .8; None where no number is enough."""
+        return None if self.needed is None else max(0, self.needed - self.groups)
+
+    @property
+    def stated(self) -> str:
+        """The power in a sentence."""
+        meaning = {
+            "unproven": f"A candidate as good as production passes bounds.margin {self.margin:g}",
+            "worse": f"A candidate worse than production by bounds.margin {self.margin:g} is refused",
+        }
+        enough = "no number of groups changes that"
+        if self.needed is not None:
+            lacking = f"needs {self.more:,} more groups" if self.more else "needs no more groups"
+            enough = f"{POWER_ASKED} takes {self.needed:,}: the gate {lacking}"
+        return (
+            f"{meaning[self.refuse]} with a probability of {self.passes:.2f} at {self.groups:,} groups; {enough} "
+            f"(the difference of a group deviates by {self.deviation:.3f})"
+        )
+
+
+def deviation_of(compared: Comparison | Summary, groups: int) -> float:
+    """Standard deviation of the values of one group, from the 95% interval of their mean."""
+    low, high = interval_of(compared)
+    return (high - low) / (2 * -float(special.ndtri(TAIL))) * math.sqrt(groups)
+
+
+def interval_of(of: Comparison | Summary) -> tuple[float, float]:
+    """Both ends of the interval, which methods of one draw each have."""
+    assert of.low is not None
+    assert of.high is not None
+    return of.low, of.high
 
 
 _Bound = Literal["groups", "margin", "slice_margin", "expected", "drifted", "feature_psi", "score_psi"]

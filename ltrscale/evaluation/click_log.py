@@ -40,6 +40,7 @@ from ltrscale.clicks.propensity import (
     without,
 )
 from ltrscale.config import Operational
+from ltrscale.clicks.sessions import Cells, Sessions, count, sums
 from ltrscale.draws import random_bits
 from ltrscale.evaluation.click_log_page import (
     Exposure,
@@ -72,8 +73,6 @@ class ClicksJob(LogSettings, ReportStage):
 
     stage: ClassVar = "clicks"
     fixed: ClassVar = {"pairs_per_link": 10, "impressions_per_pair": 20, "smoothing": 4.0}
-    out: Operational[str]
-    """Directory of the report."""
     relevant_from: float = Field(default=1.0, gt=0)
     """Lowest expert label of a relevant document; clicks on the others are checked for trust."""
     ndcg_at: int = Field(default=10, ge=1)

@@ -18,12 +18,22 @@ from ltrscale.data.dataset.columns import GoalName
 from ltrscale.data.dataset.manifest import one_view, open_dataset
 from ltrscale.data.dataset.split import SplitsWithTest, Texts, with_relative_named
 from ltrscale.errors import InputError, Refused
-from ltrscale.evaluation.bounds import Bounds, GoalBounds, check_leaks, goal_checks, judge, verdict_blocks
+from ltrscale.evaluation.bounds import (
+    Bounds,
+    GoalBounds,
+    Power,
+    Refuse,
+    check_leaks,
+    deviation_of,
+    goal_checks,
+    judge,
+    verdict_blocks,
+)
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, CANDIDATE, PRODUCTION, EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL
-from ltrscale.evaluation.power import POWER_ASKED, Power, Refuse, deviation_of
+from ltrscale.evaluation.statistics.lifts import POWER_ASKED
 from ltrscale.evaluation.statistics.summarise import Scope
 from ltrscale.late import Late
 from ltrscale.origin import made_by, result_of

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ltrscale.arrays import Bools, Doubles, Ints, offsets, place_in_group
+from ltrscale.arrays import Bools, Doubles, Ints, maximum, offsets, place_in_group, runs
 from ltrscale.config import Strict
 from ltrscale.draws import open_uniforms, random_bits, uniforms
 from ltrscale.evaluation.statistics.crossed import Difference
@@ -64,9 +64,9 @@ def _team_credit(clicked_N: Bools, teams_N: Ints, offsets_Q1: Ints) -> Doubles:
 def _balanced_credit(clicked_N: Bools, ranks_2N: Ints, positions_N: Doubles, offsets_Q1: Ints) -> Doubles:
     """Clicks on each ranking's first k, the better rank of the lowest click, shape [2, Q] (Joachims 2003)."""
     lengths_Q = np.diff(offsets_Q1)
-    lowest_Q = np.maximum.reduceat(np.where(clicked_N, positions_N, 0), offsets_Q1[:-1])
+    lowest_Q = maximum(np.where(clicked_N, positions_N, 0), offsets_Q1)
     is_lowest_N = clicked_N & (positions_N == np.repeat(lowest_Q, lengths_Q))
-    depth_Q = np.maximum.reduceat(np.where(is_lowest_N, ranks_2N.min(axis=0), -1), offsets_Q1[:-1])
+    depth_Q = maximum(np.where(is_lowest_N, ranks_2N.min(axis=0), -1), offsets_Q1)
     return _list_totals(clicked_N & (ranks_2N <= np.repeat(depth_Q, lengths_Q)), offsets_Q1)
 
 
@@ -144,11 +144,12 @@ def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> _C
     for all rankers and impressions of a group. Memory holds about a million documents, or the impressions of one group.
     """
     n_Q = np.floor(traffic.per_group + uniforms((traffic.seed, "impressions"), lists.ids_Q)).astype(np.int64)
-    places_N = np.arange(lists.offsets_Q1[-1]) - np.repeat(lists.offsets_Q1[:-1], np.diff(lists.offsets_Q1))
-    ties_N = uniforms((traffic.seed, "ties"), np.repeat(lists.ids_Q, np.diff(lists.offsets_Q1)), places_N)
+    lengths_Q = np.diff(lists.offsets_Q1)
+    places_N = runs(np.zeros_like(n_Q), lengths_Q)
+    ties_N = uniforms((traffic.seed, "ties"), np.repeat(lists.ids_Q, lengths_Q), places_N)
     ranks_RN = np.stack([place_in_group(lists.offsets_Q1, -scores_N, ties_N) for scores_N in lists.scores_RN])
     sums_QPM3 = np.zeros((len(n_Q), len(pairs), len(METHODS), 3))
-    for groups in _fitting(n_Q * np.diff(lists.offsets_Q1)):
+    for groups in _fitting(n_Q * lengths_Q):
         if n_Q[groups].any():
             impressions = _Impressions(lists, ranks_RN, places_N, groups, n_Q[groups], traffic)
             for p, pair in enumerate(pairs):
@@ -158,11 +159,9 @@ def simulate(lists: RankedGroups, pairs: Sequence[Pair], traffic: Traffic) -> _C
 
 def _fitting(documents_Q: Ints) -> Iterator[slice]:
     """Consecutive groups with impressions that fit into a block; a larger group is alone."""
-    block_Q, first = np.cumsum(documents_Q) // _DOCUMENTS_AT_ONCE, 0
-    for _, members in itertools.groupby(block_Q.tolist()):
-        last = first + sum(1 for _ in members)
-        yield slice(first, last)
-        first = last
+    block_Q = np.cumsum(documents_Q) // _DOCUMENTS_AT_ONCE
+    last_Q = np.flatnonzero(np.diff(block_Q, append=-1)) + 1
+    yield from itertools.starmap(slice, itertools.pairwise([0, *last_Q.tolist()]))
 
 
 class _Impressions:
@@ -177,10 +176,8 @@ class _Impressions:
         self.group_I = np.repeat(np.arange(len(n_Q)), n_Q)
         self.offsets_I1 = offsets(np.diff(self.offsets_Q1)[self.group_I])
         lengths_I = np.diff(self.offsets_I1)
-        self.rows_D = np.arange(self.offsets_I1[-1]) + np.repeat(
-            self.offsets_Q1[self.group_I] - self.offsets_I1[:-1], lengths_I
-        )
-        self.number_I = np.arange(len(self.group_I)) - np.repeat(np.cumsum(n_Q) - n_Q, n_Q)
+        self.rows_D = runs(self.offsets_Q1[self.group_I], lengths_I)
+        self.number_I = runs(np.zeros_like(n_Q), n_Q)
         self.ids_I = lists.ids_Q[groups][self.group_I]
         ids_D, number_D = np.repeat(self.ids_I, lengths_I), np.repeat(self.number_I, lengths_I)
         self.keys_D = ids_D, number_D, places_N[first:last][self.rows_D]

@@ -4,6 +4,7 @@ Shapes: N documents, Q groups, R rankers, P pairs, M methods.
 """
 
 import itertools
+from collections.abc import Iterator
 from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
@@ -12,9 +13,8 @@ import torch
 from pydantic import Field, model_validator
 
 from ltrscale.arrays import Doubles, Ints
-from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, scorers_of, with_tokens_of
-from ltrscale.config import Operational
+from ltrscale.config import Strict
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -23,6 +23,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.impressions import (
     METHODS,
+    MeasureAgreement,
     Pair,
     RankedGroups,
     Traffic,
@@ -30,15 +31,15 @@ from ltrscale.evaluation.impressions import (
     measure_agreement,
     simulate,
 )
-from ltrscale.evaluation.interleave_page import Interleaved, InterleavedPair, RankerPair, document
-from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.measure.settings import CutOff
-from ltrscale.evaluation.power import POWER_ASKED, samples_needed
 from ltrscale.evaluation.statistics.crossed import Difference
+from ltrscale.evaluation.statistics.lifts import POWER_ASKED, samples_needed
 from ltrscale.progress import Report, progress
-from ltrscale.ranking.choices import METRICS, MetricName, metric_named
-from ltrscale.reports.document import Document
-from ltrscale.reports.findings import ReportStage, commit_report
+from ltrscale.ranking.choices import METRICS, MetricName, metric_label, metric_named
+from ltrscale.reports import charts
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text, cell
+from ltrscale.reports.findings import Findings, ReportStage, commit_report
 from ltrscale.simulate.users import PositionBased, User, attraction, highest_grade, relevance_probability
 from ltrscale.stages.inputs import BundleUrl, hashes_of
 from ltrscale.stages.provenance import check_unseen, scored_by
@@ -52,8 +53,6 @@ class InterleaveJob(ReportStage):
 
     stage: ClassVar = "interleave"
     fixed: ClassVar = {"power": 0.8, "docs_per_batch": 65_536}
-    out: Operational[str]
-    """Directory of the report."""
     models: dict[str, BundleUrl] = Field(default_factory=dict)
     """Bundles by name. All pairs of `models` and `scores` are compared; with three or more rankers the report says how
     well a metric predicts the lift."""
@@ -141,6 +140,53 @@ class InterleaveJob(ReportStage):
             report({"one": pair.one, "other": pair.other, self.metric: pair.metric.mean, **lifts})
 
 
+class InterleavedPair(Strict):
+    """Two rankers by one method."""
+
+    credit: tuple[float, float]
+    """Mean credit of both rankers for an impression; for `separate`, clicks on the ranker's own list."""
+    lift: Difference
+    """Relative difference in credit, first ranker minus second."""
+    needed: float | None
+    """Impressions until the difference is found with the required power; None for no difference at all."""
+
+
+class RankerPair(Strict):
+    """Two rankers."""
+
+    one: str
+    other: str
+    metric: Difference
+    """Difference in the offline metric, first ranker minus second, over the groups that define it."""
+    methods: dict[str, InterleavedPair]
+
+
+class Interleaved(Findings):
+    """`metrics.json` of an offline interleaving."""
+
+    called: ClassVar = "an interleaving"
+    made_by_job: ClassVar = "jobs.interleave"
+    rankers: dict[str, str]
+    """The bundle or scores of each ranker."""
+    means: dict[str, float]
+    """The offline metric of each ranker; empty if no group defines it."""
+    pairs: tuple[RankerPair, ...]
+    agreement: dict[str, MeasureAgreement]
+    """Agreement of the offline metric with the lift of each method, over pairs."""
+    data: tuple[str, ...]
+    groups: int
+    defined: int
+    """Groups that define the offline metric."""
+    documents: int
+    impressions: int
+    user: User
+    noise: float
+    depth: int | None
+    eta: float
+    metric: str
+    power: float
+
+
 class _Measured(NamedTuple):
     """Results of every group, sorted by id: sums as in `impressions.simulate`, and the metric, NaN where undefined."""
 
@@ -165,7 +211,16 @@ def _simulated(job: InterleaveJob) -> _Measured:
             assert groups.labels_N is not None
             assert groups.ids_Q is not None
             scores = [scored.finite(scorers[name](groups), name) for name in job.rankers]
-            outcome = simulate(_ranked_groups(groups, scores, job, top), job.pairs, traffic)
+            if (label := float(groups.labels_N.max())) > top:
+                raise InputError(f"{', '.join(job.test.data)}: label {label:g} is above max_relevance {top:g}")
+            relevance_N = relevance_probability(groups.labels_N.double().numpy(), top=top)
+            lists = RankedGroups(
+                groups.ids_Q.numpy(),
+                groups.offsets_Q1.numpy(),
+                attraction(relevance_N, noise=job.noise),
+                torch.stack(scores).double().numpy(),
+            )
+            outcome = simulate(lists, job.pairs, traffic)
             values_QR = torch.stack([metric.values(s, groups.labels_N, groups.offsets_Q1) for s in scores], dim=1)
             parts.append((groups.ids_Q.numpy(), *outcome, values_QR.numpy()))
             documents += groups.n_documents
@@ -183,20 +238,6 @@ def _highest_grade(job: InterleaveJob) -> float:
     for url in job.test.data:
         counts |= open_dataset(url).manifest.label_counts
     return highest_grade(job.max_relevance, counts)
-
-
-def _ranked_groups(groups: QueryGroups, scores: list[torch.Tensor], job: InterleaveJob, top: float) -> RankedGroups:
-    assert groups.labels_N is not None
-    assert groups.ids_Q is not None
-    labels_N = groups.labels_N.double().numpy()
-    if labels_N.max() > top:
-        raise InputError(f"{', '.join(job.test.data)}: label {labels_N.max():g} is above max_relevance {top:g}")
-    return RankedGroups(
-        groups.ids_Q.numpy(),
-        groups.offsets_Q1.numpy(),
-        attraction(relevance_probability(labels_N, top=top), noise=job.noise),
-        torch.stack(scores).double().numpy(),
-    )
 
 
 def _compared_rankers(measured: _Measured, job: InterleaveJob) -> Interleaved:
@@ -257,3 +298,84 @@ def _group_rows(measured: _Measured, result: Interleaved) -> pa.Table:
         about = {"gid": measured.gids_Q, "one": [pair.one] * q, "other": [pair.other] * q}
         tables.append(pa.table({**about, "impressions": measured.impressions_Q, **columns}))
     return pa.concat_tables(tables)
+
+
+def document(result: Interleaved) -> Document:
+    """The report: a row for each pair and method, and how far the methods agree with the metric."""
+    label = metric_label(result.metric)
+    opening: tuple[Block, ...] = (
+        Text(
+            f"Test data: {', '.join(result.data)}; {result.groups:,} labelled query groups, {result.documents:,} "
+            f"documents, {result.impressions:,} impressions for each pair and method. {label} is defined in "
+            f"{result.defined:,} of the groups."
+        ),
+        Table.from_rows(
+            [{"ranker": name, label: result.means.get(name), "from": url} for name, url in result.rankers.items()]
+        ),
+        _table_of_pairs(result),
+        _chart(result),
+    )
+    agreements = [
+        {
+            "method": method,
+            "pairs": a.pairs,
+            "same ranker": a.same,
+            "both significant": a.significant,
+            "same ranker of these": a.significant_same,
+            "correlation": a.correlation,
+        }
+        for method, a in result.agreement.items()
+    ]
+    sections = (
+        Section(f"Agreement of {label} with the lift", [Table.from_rows(agreements)]),
+        Section("How to read the tables", [Points(list(_explanations(result)))]),
+    )
+    return Document("Interleaving", opening, sections)
+
+
+def _table_of_pairs(result: Interleaved) -> Table:
+    return Table.from_rows(
+        [
+            {
+                "pair": f"{pair.one} - {pair.other}",
+                f"{metric_label(result.metric)} [95%]": cell(pair.metric, "+.4f"),
+                "method": method,
+                "credit": " : ".join(map(cell, compared.credit)),
+                "lift [95%]": cell(compared.lift, "+.1%"),
+                "p": compared.lift.p,
+                "needed": cell(compared.needed, ",.0f"),
+            }
+            for pair in result.pairs
+            for method, compared in pair.methods.items()
+        ]
+    )
+
+
+def _explanations(result: Interleaved) -> Iterator[str]:
+    user = result.user
+    depth = "the whole list" if result.depth is None else f"the first {result.depth} positions"
+    yield (
+        f"A simulated user sees {depth}, {user.examines}, and clicks an examined document with {result.noise:g} + "
+        f"{1 - result.noise:g} times the probability of its grade{user.trusts}."
+    )
+    yield (
+        "credit is that of both rankers for a mean impression, lift the difference as a share of their mean, with an "
+        f"interval over query groups. needed are the impressions that find it with a power of {result.power:.0%}, if "
+        "it is the true one."
+    )
+    yield (
+        "debiased estimates the clicks on each ranker's own list, without bias for users who examine position p with "
+        f"p^-{result.eta:g}{user.beyond_credit}. separate shows each user the list of one ranker, as an A/B test does: "
+        "its lift is the one that the others are to predict. docs/methods.md defines all four."
+    )
+
+
+def _chart(result: Interleaved) -> Chart:
+    """A row for each pair and method: the lift with its interval."""
+    rows = [
+        charts.interval_row(f"{pair.one} - {pair.other}: {method}", compared.lift, series=method)
+        for pair in result.pairs
+        for method, compared in pair.methods.items()
+    ]
+    spec = charts.interval_chart(rows, title="lift and its 95% interval", at=0.0, unit="%")
+    return Chart(spec, "lift of each pair by each method", "lift")

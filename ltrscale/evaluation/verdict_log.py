@@ -18,22 +18,19 @@ from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.arrays import Doubles
-from ltrscale.config import Config, Operational
+from ltrscale.config import Config, Operational, Strict
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.split import Texts
 from ltrscale.data.times import instants
 from ltrscale.errors import InputError
 from ltrscale.evaluation.statistics.lifts import Lifts, UserMoments, ratio
-from ltrscale.evaluation.verdict_page import LogAccount
 from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.profile import dialect_of
 from ltrscale.ingest.resolve import require
 from ltrscale.ingest.rows import Raw
+from ltrscale.ingest.sort import database
 from ltrscale.ingest.tables import file_form, read_rows, read_schema
-from ltrscale.late import Late
 from ltrscale.progress import progress
-
-duckdb = Late("duckdb")
 
 _ROW, _USER = "row", "user"
 _BATCH = 1 << 16
@@ -192,6 +189,17 @@ class InterleavingLog(_Files):
 LiveLog = AbLog | InterleavingLog
 
 
+class LogAccount(Strict):
+    """The rows of a log: rows = used + left out, each for one reason."""
+
+    files: str
+    rows: int
+    used: int
+    left_out: dict[str, int]
+    days: tuple[datetime.date, datetime.date] | None
+    """The first and the last day of all rows; None without times."""
+
+
 class LiveUsers(NamedTuple):
     """What the users of a log add up to: for each arm, or all together where they saw both."""
 
@@ -213,15 +221,12 @@ def add_up(
     names, numbers = log.names(planned=planned), {key: name for name, key in summed.items()}
     with storage.scratch.directory() as folder:
         unreadable = _spill(log, names, numbers, folder / "rows.parquet")
-        config = {"memory_limit": log.memory, "temp_directory": str(folder), "threads": 1}  # sums have one order
-        with duckdb.connect(str(folder / "log.duckdb"), config=config) as found:
-            try:
-                found.read_parquet(str(folder / "rows.parquet")).create_view("rows")
-                found.sql(_judged_rows(names, numbers, arms, days if log.time else (None, None)))
-                account = _account(found, log, arms if "arm" in names else (), unreadable)
-                return _added(found, log, goals, {_ROW: "n", **summed}, account)
-            except duckdb.OutOfMemoryException as error:
-                raise InputError(f"log.memory: {log.memory} do not suffice to add it up; raise it ({error})") from error
+        # one thread, so that sums have one order
+        with database(folder, memory_limit=log.memory, key="log.memory", threads=1) as found:
+            found.read_parquet(str(folder / "rows.parquet")).create_view("rows")
+            found.sql(_judged_rows(names, numbers, arms, days if log.time else (None, None)))
+            account = _account(found, log, arms if "arm" in names else (), unreadable)
+            return _added(found, log, goals, {_ROW: "n", **summed}, account)
 
 
 def _spill(log: LiveLog, names: Mapping[str, str], numbers: Mapping[str, str], path: Path) -> int:

@@ -30,9 +30,8 @@ from ltrscale.data.stream.batches import StreamConfig, iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import Agreement, AgreementJob
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
-from ltrscale.evaluation.measure.group_file import GROUPS, read_group_metrics
 from ltrscale.evaluation.measure.page import how_to_read_evaluation
-from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.report import GROUPS, Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS
 from ltrscale.evaluation.pages import columns_against, cutoffs, with_interval

@@ -33,8 +33,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import correction_of
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.studies.folds import Crossval, document, summarise_folds
-from ltrscale.evaluation.studies.front import Front, front_page, summarise_front
+from ltrscale.evaluation.studies.summaries import FoldSummary, FrontSummary
 from ltrscale.experiments.methods.base import MethodName, SeedRun, check_methods
 from ltrscale.experiments.methods.composed import AnyMethod, with_preset
 from ltrscale.experiments.refit import RefitJob, RefitSettings
@@ -43,12 +42,11 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.progress import Report, called, log
 from ltrscale.reports.document import Document
 from ltrscale.reports.findings import ReportStage, print_report
+from ltrscale.progress import log
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.simulate.synthetic import SyntheticLogConfig
-from ltrscale.stages.inputs import OutputUrl
 from ltrscale.stages.runs import recorded
-from ltrscale.stages.stage import Origin, Settings, Stage
 from ltrscale.storage import join
 from ltrscale.training.settings import Preset
 
@@ -183,12 +181,10 @@ class PipelineJob(Config):
             for fold in self.folds:
                 log.info("fold %s", fold)
                 self.for_fold(fold).run()
-            summaries = {column: join(self.out, _of_labels(_SUMMARY, column)) for column in self.evaluate_on}
-            for column, out in summaries.items():
-                evaluations = {fold: join(self.out, fold, _of_labels(_EVALUATION, column)) for fold in self.folds}
+            for column in self.evaluate_on:
+                out, evaluated = join(self.out, _of_labels(_SUMMARY, column)), _of_labels(_EVALUATION, column)
+                evaluations = {fold: join(self.out, fold, evaluated) for fold in self.folds}
                 FoldSummary(out=out, evaluations=evaluations, seed=self.evaluate.seed).run()
-        for out in summaries.values():
-            print_report(out, document(Crossval.read(out)))
 
     def for_fold(self, fold: str) -> "PipelineJob":
         """The pipeline of one fold."""
@@ -282,42 +278,6 @@ class PipelineJob(Config):
         evaluation = join(self.out, _of_labels(_EVALUATION, self.evaluate_on[0])) if self.splits.test else None
         for line in after_pipeline(bundle, data, self.out, refitted=refitted, evaluation=evaluation):
             log.info("next, %s", line)
-
-
-class FoldSummary(Stage):
-    """Summarise the evaluations of all folds."""
-
-    stage: ClassVar = "crossval"
-    evaluations: dict[str, OutputUrl]
-    """Directory of each fold's evaluation."""
-    seed: int
-
-    def identity(self) -> Settings:
-        """The folds in their order, the evaluation of each, and the seed of the intervals."""
-        return {"folds": [*self.evaluations], "evaluations": [*self.evaluations.values()], "seed": self.seed}
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Summarise, and commit the report."""
-        summarise_folds(self.evaluations, self.out, seed=self.seed, made_by=origin, report=report)
-
-
-class FrontSummary(ReportStage):
-    """Compare the methods by several goals at once."""
-
-    stage: ClassVar = "front"
-    out: Operational[str]
-    """Directory of the report."""
-    evaluations: dict[str, OutputUrl]
-    """Directory of the evaluation on each goal."""
-
-    def page(self) -> Document:
-        """The report of the committed findings."""
-        return front_page(Front.read(self.out))
-
-    def work(self, origin: Origin, report: Report) -> None:
-        """Compare, and commit the report."""
-        for each in summarise_front(self.evaluations, self.out, made_by=origin).kept:
-            report({"method": each.method, **dict(zip(each.of_goals, each.means, strict=True))})
 
 
 def _with_fold(values: Mapping[str, Any], fold: str) -> Any:

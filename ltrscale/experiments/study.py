@@ -28,8 +28,9 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, SplitsWithTest, with_relative_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.settings import EvaluateSettings
+from ltrscale.evaluation.studies.measured import Measurement, TestGroups
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study
-from ltrscale.evaluation.studies.study_page import document
+from ltrscale.evaluation.studies.study_page import SUMMARY, StudySummary, document
 from ltrscale.experiments.methods.base import (
     Method,
     MethodName,
@@ -42,6 +43,7 @@ from ltrscale.experiments.methods.composed import AnyMethod
 from ltrscale.experiments.methods.single import pretrained, sharing_encoders
 from ltrscale.experiments.records import Spent, timed
 from ltrscale.experiments.study_stages import SUMMARY, Measurement, StudySummary, TestGroups
+from ltrscale.experiments.study_grid import MOST_STUDY_DRAWS, Cell, GridConfig
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.workers import ONE

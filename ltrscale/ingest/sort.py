@@ -161,20 +161,22 @@ def _sorted(spill: Path, *, memory_limit: str, scratch: Path) -> Iterator[pa.Rec
 
 
 @contextmanager
-def database(scratch: Path, *, memory_limit: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """DuckDB with about this memory, which spills to `scratch`.
+def database(
+    scratch: Path, *, memory_limit: str, key: str = "sort_memory", threads: int = 2
+) -> Iterator[duckdb.DuckDBPyConnection]:
+    """DuckDB with about this memory, the value of the setting `key`, which spills to `scratch`.
 
     Raises:
         InputError: the disk is full, or `memory_limit` is too small.
     """
-    config = {"memory_limit": memory_limit, "temp_directory": str(scratch / "duckdb"), "threads": 2}
+    config = {"memory_limit": memory_limit, "temp_directory": str(scratch / "duckdb"), "threads": threads}
     # queries sort anyway, so keeping the insertion order would only cost memory; no downloads either
     config |= {"preserve_insertion_order": False, "autoinstall_known_extensions": False}
     with duckdb.connect(config=config) as connection, _on_disk(scratch, (duckdb.Error, pa.ArrowException, OSError)):
         try:
             yield connection
         except duckdb.OutOfMemoryException as error:
-            raise InputError(f"sort: not possible in {memory_limit} of memory; raise sort_memory ({error})") from error
+            raise InputError(f"not possible in {memory_limit} of memory; raise {key} ({error})") from error
 
 
 def _to_blocks(batch: pa.RecordBatch, files: Sequence[str], schema: pa.Schema) -> Iterator[RowBlock]:

@@ -82,8 +82,9 @@ class Table:
 
     @property
     def right(self) -> list[bool]:
-        """Which columns are aligned right."""
-        return [all(is_figure(row[i]) for row in self.rows) for i in range(len(self.header))]
+        """Which columns are aligned right: those of figures, or of placeholders for them."""
+        columns = ([row[i] for row in self.rows] for i in range(len(self.header)))
+        return [all(text[:1] in "0123456789+-<" or text == "n/a" for text in column) for column in columns]
 
 
 def cell(value: _TableCell, form: str = ".4f") -> str:
@@ -109,11 +110,6 @@ def cell(value: _TableCell, form: str = ".4f") -> str:
 def span(periods: Sequence[str]) -> str:
     """The first period to the last."""
     return " to ".join(dict.fromkeys([periods[0], periods[-1]]))
-
-
-def is_figure(text: str) -> bool:
-    """True if a cell holds a figure or a placeholder for one, to align right."""
-    return text[:1] in "0123456789+-<" or text == "n/a"
 
 
 @dataclass(frozen=True)

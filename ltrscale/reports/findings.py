@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ltrscale import storage
-from ltrscale.config import Strict
+from ltrscale.config import Operational, Strict
 from ltrscale.errors import InputError
 from ltrscale.reports.document import Document
 from ltrscale.reports.render import REPORT, files, terminal
@@ -39,15 +39,11 @@ class Findings(Strict):
                 f"{file_url}: not {cls.called} ({error}); delete the directory and make it again with {cls.made_by_job}"
             ) from error
 
-    def to_json(self) -> str:
-        """The content of the file."""
-        return self.model_dump_json(indent=1) + "\n"
-
 
 def write_report(commit: storage.Commit, findings: Findings, document: Document | None = None) -> None:
     """Write to a commit: results, and the document that shows them."""
     pages = {} if document is None else files(document)
-    commit.write({findings.file: findings.to_json().encode(), **pages})
+    commit.write({findings.file: f"{findings.model_dump_json(indent=1)}\n".encode(), **pages})
 
 
 def commit_report(
@@ -74,6 +70,9 @@ def print_report(url: str, document: Document) -> None:
 
 class ReportStage(Stage):
     """A stage that commits findings with a report."""
+
+    out: Operational[str]
+    """Directory of the report."""
 
     @abstractmethod
     def page(self) -> Document:

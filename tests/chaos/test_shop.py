@@ -17,7 +17,7 @@ import yaml
 from shop_events import WEEKS, write_shop
 
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.evaluation.verdict_page import LiveVerdict
+from ltrscale.evaluation.verdict import LiveVerdict
 from tests.chaos import compare
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,12 +16,11 @@ from weekly_log import Row, write_log
 from jobs import cli, gate
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, Refused
-from ltrscale.evaluation.bounds import Bounds, GateVerdict, judge
+from ltrscale.evaluation.bounds import Bounds, GateVerdict, Power, judge
 from ltrscale.evaluation.gate import GateJob, _foreseen
 from ltrscale.evaluation.measure.drift import PeriodDrift
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import CANDIDATE
-from ltrscale.evaluation.power import Power
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, scopes
 

@@ -32,10 +32,9 @@ from ltrscale.evaluation.impressions import (
     measure_agreement,
     simulate,
 )
-from ltrscale.evaluation.interleave import InterleaveJob
-from ltrscale.evaluation.interleave_page import Interleaved, document
-from ltrscale.evaluation.power import samples_needed
+from ltrscale.evaluation.interleave import Interleaved, InterleaveJob, document
 from ltrscale.evaluation.statistics.crossed import Difference
+from ltrscale.evaluation.statistics.lifts import samples_needed
 from ltrscale.reports.render import markdown
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.simulate.users import Cascade, PositionBased, User

@@ -19,8 +19,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Refused
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
 from ltrscale.evaluation.measure.settings import EvaluateConfig
-from ltrscale.evaluation.verdict import VerdictJob
-from ltrscale.evaluation.verdict_page import LiveVerdict, document
+from ltrscale.evaluation.verdict import LiveVerdict, VerdictJob, document
 from ltrscale.reports.render import markdown
 
 GOALS = {"orders": "orders", "rows": {}, "buyers": {"column": "orders", "any": True}}

@@ -13,7 +13,7 @@ from ltrscale import storage
 from ltrscale.config import kind_of, members, validate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.statistics.crossed import crossed_means
-from ltrscale.evaluation.studies.folds import Crossval
+from ltrscale.evaluation.studies.summaries import Crossval
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.ranking.choices import MetricConfig
 

@@ -13,7 +13,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.statistics.summarise import Summary
-from ltrscale.evaluation.studies.front import Front, TradeOff, front_page
+from ltrscale.evaluation.studies.summaries import Front, TradeOff, front_page
 from ltrscale.experiments.pipeline import PipelineJob
 
 GOALS = ("click", "order")
@@ -80,7 +80,7 @@ def summary(mean: float) -> Summary:
 @given(values=st.lists(st.lists(st.sampled_from([0.1, 0.2, 0.3]), min_size=3, max_size=3), min_size=1, max_size=6))
 def test_who_dominates_is_as_defined(values: list[list[float]]) -> None:
     """By the definition, for all pairs; there is always a front, and whoever is not on it is dominated by one on it."""
-    from ltrscale.evaluation.studies.front import _dominating
+    from ltrscale.evaluation.studies.summaries import _dominating
 
     offs = [
         TradeOff(method=str(m), of_goals={str(g): summary(v) for g, v in enumerate(of)}, dominated_by=None)

@@ -21,11 +21,11 @@ from ltrscale.config import load as load_config
 from ltrscale.config import validate
 from ltrscale.errors import InputError, Stopped
 from ltrscale.evaluation.statistics.crossed import crossed_means
+from ltrscale.evaluation.studies.measured import Measurement
 from ltrscale.evaluation.studies.study import Study
 from ltrscale.experiments.methods.single import sharing_encoders
 from ltrscale.experiments.records import Spent
 from ltrscale.experiments.study import StudyJob
-from ltrscale.experiments.study_stages import Measurement
 from ltrscale.origin import as_text
 from ltrscale.stages.runs import heard_by
 

@@ -20,8 +20,8 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.report import Evaluation
-from ltrscale.evaluation.studies.folds import Crossval
 from ltrscale.evaluation.studies.study import Study
+from ltrscale.evaluation.studies.summaries import Crossval
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.study import StudyJob
 from ltrscale.scoring.score import ScoreJob

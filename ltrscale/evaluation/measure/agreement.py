@@ -19,7 +19,7 @@ from ltrscale.config import Operational
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.report import GROUPS
 from ltrscale.evaluation.statistics.blocks import Blocks
 from ltrscale.evaluation.statistics.summarise import Summary, scopes
 from ltrscale.progress import Report, progress

@@ -141,7 +141,7 @@ class Correction:
             weights=float(used_N.sum()),
             squares=float(used_N.square().sum()),
         )
-        return CorrectedSums(Blocks(sums_QTM, mass_QM, groups.n_groups), counts)
+        return CorrectedSums(Blocks(sums_QTM, mass_QM, groups.n_groups, np.arange(groups.n_groups)), counts)
 
     def _inverse(self, positions_N: Tensor) -> Tensor:
         """The inverse propensity of each position; NaN if there is none or it is unknown."""

@@ -7,11 +7,12 @@ Shapes: Q groups, B blocks of groups, T trials of all methods, K methods, M metr
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
 import numpy as np
+from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.bundle import load, with_tokens_of
@@ -20,24 +21,37 @@ from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.plan import Run, run_here
+from ltrscale.bundle import Bundle, load, with_tokens_of
+from ltrscale.config import validate
+from ltrscale.data.dataset.goals import goals_of
+from ltrscale.data.dataset.row_groups import RowGroups
+from ltrscale.data.stream.parts import Run, run_here
+from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.corrected import Corrected, Correction, summarised
+from ltrscale.evaluation.measure.corrected import Corrected, Correction, WeightCounts, summarised
 from ltrscale.evaluation.measure.drift import ByPeriod
-from ltrscale.evaluation.measure.group_file import GROUPS, GroupFile
-from ltrscale.evaluation.measure.measuring import Measuring
-from ltrscale.evaluation.measure.metrics import Judged, values_of
+from ltrscale.evaluation.measure.measuring import GroupValues, Judged, Measuring, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector, Seen, fit_outliers
 from ltrscale.evaluation.measure.page import document
 from ltrscale.evaluation.measure.periods import measure_periods
-from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult, MethodTrial, by_mean, trials_of
-from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig, EvaluateSettings
-from ltrscale.evaluation.measure.shown import check_shown
-from ltrscale.evaluation.measure.slices import ALL, Slicer, in_order
-from ltrscale.evaluation.measure.tallies import Tallies
-from ltrscale.evaluation.statistics.blocks import Blocks, Tally
+from ltrscale.evaluation.measure.report import (
+    GROUPS,
+    EvaluatedData,
+    Evaluation,
+    GroupFile,
+    MethodResult,
+    MethodTrial,
+    by_mean,
+)
+from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig, EvaluateSettings
+from ltrscale.evaluation.measure.slices import ALL, Slicer, check_few, in_order
+from ltrscale.evaluation.statistics.blocks import Blocks, Tally, block_numbers
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope, judged_together, scopes
 from ltrscale.progress import log
+from ltrscale.ranking.loss import SigmoidConfig
+from ltrscale.ranking.metrics import Calibration, calibration
 from ltrscale.reports.findings import write_report
+from ltrscale.stages.provenance import Provenance
 
 
 def evaluate(
@@ -74,12 +88,25 @@ def correction_of(settings: EvaluateSettings, test: Selection) -> Correction | N
         InputError: test groups have no positions, but the baseline or the correction needs them; or as
             `Correction.read`.
     """
-    if settings.baseline == AS_SHOWN:
-        check_shown(test, f"baseline {AS_SHOWN}")
-    if settings.propensities is None:
-        return None
-    check_shown(test, "propensities")
-    return Correction.read(settings.propensities, settings.ndcg_at)
+    needing = [f"baseline {AS_SHOWN}"] if settings.baseline == AS_SHOWN else []
+    needing += [] if settings.propensities is None else ["propensities"]
+    if needing and not _has_positions(test):
+        raise InputError(
+            f"evaluate.{needing[0]}: {test.row_groups[0].file.url} has no positions; map the column in prepare as "
+            "columns.positions, or leave it out"
+        )
+    return None if settings.propensities is None else Correction.read(settings.propensities, settings.ndcg_at)
+
+
+def _has_positions(selection: Selection) -> bool:
+    """Whether any group has positions; reads until it finds one."""
+    for _, of_data_set in itertools.groupby(selection.row_groups, key=lambda row_group: row_group.file.gid_base):
+        for table in read_direct(RowGroups.from_iterable(of_data_set), [POSITIONS]):
+            if POSITIONS not in table.column_names:
+                break  # a data set has the column in all files or in none
+            if table[POSITIONS].null_count < len(table):
+                return True
+    return False
 
 
 def fit_detector(config: EvaluateSettings, validation_split: Split, test: Selection) -> OutlierDetector:
@@ -113,7 +140,7 @@ class _Basis:
         return cls(
             config,
             test,
-            trials_of(config, bundles, test),
+            _trials_of(config, bundles, test),
             fit_detector(config, config.splits.validation, test),
             None if config.judged is None else Judged.read(config.judged, config.splits.test),
             correction_of(config, test),
@@ -178,6 +205,35 @@ class _Basis:
         return [dict(zip(names, scopes_K, strict=True)) for scopes_K in found]
 
 
+def _trials_of(
+    config: EvaluateConfig, bundles: Mapping[str, Bundle], test: Selection
+) -> dict[str, tuple[MethodTrial, ...]]:
+    """The trials of each method, in the order of the report; the order that was shown is last, if there is one."""
+    scores = {name: (MethodTrial(url=url, kind="scores"),) for name, url in config.scores.items()}
+    models = {name: tuple(_trial_of(bundles[url]) for url in urls) for name, urls in config.models.items()}
+    shown = config.as_shown and _has_positions(test)
+    return scores | models | ({AS_SHOWN: (MethodTrial(url=POSITIONS, kind="order shown"),)} if shown else {})
+
+
+def _trial_of(bundle: Bundle) -> MethodTrial:
+    """The trial of a bundle, with what it states about itself."""
+    config = bundle.config
+    return MethodTrial(
+        url=bundle.url,
+        kind=bundle.kind,
+        labelled_groups=bundle.count("labelled_groups"),
+        validation_groups=bundle.count("validation_groups"),
+        labels=validate(Provenance, bundle.made_by, bundle.url).labels(),
+        debiased=_debiased(config),
+        logits=config.get("loss") == SigmoidConfig().model_dump(mode="json"),
+    )
+
+
+def _debiased(config: Mapping[str, Any]) -> str | None:
+    """How the training of a bundle with this config corrected for positions, such as `dla`; None if it did not."""
+    return "unbiased" if config.get("unbiased") else (config.get("debias") or {}).get("kind")
+
+
 def _seen_in_training(config: EvaluateConfig, test: Selection) -> Seen:
     """The values of features in all groups of the training periods, with labels or without."""
     train = Split(data=config.splits.train.data, periods=config.splits.train.periods)
@@ -185,10 +241,51 @@ def _seen_in_training(config: EvaluateConfig, test: Selection) -> Seen:
     return Seen.from_groups(iterate(groups, docs_per_batch=config.docs_per_batch), groups.features)
 
 
-def _tallied(measuring: Measuring, basis: _Basis, file: GroupFile, run: Run) -> Tallies:
+@dataclass
+class _Tallies:
+    """The sums of each slice, and counts of all groups, from which all figures follow."""
+
+    slices: dict[str, Tally]
+    clicks: dict[int, Tensor] = field(default_factory=dict)
+    """Tallies of scores against clicks, by trial."""
+    documents: int = 0
+    unshown: int = 0
+    """Documents without a position."""
+    weights: WeightCounts = field(default_factory=WeightCounts)
+    """Relevant documents, and the sums of their weights, of the metrics corrected for positions."""
+    corrected: Tally | None = None
+    """Sums of these metrics; None if they are not measured."""
+
+    def add(self, values: GroupValues, *, groups: int, slice_by: Sequence[str]) -> None:
+        """Add groups, of `groups` in all; InputError if a column of `slice_by` has too many values."""
+        blocks_Q = block_numbers(values.gids_Q, first=self.slices[ALL].groups, groups=groups)
+        values_QTM = values.values_TMQ.transpose(2, 0, 1)
+        self.slices[ALL].add(blocks_Q, Blocks.from_values(values_QTM))
+        for name, member_Q in values.slices.items():
+            tally = self.slices.setdefault(name, Tally(*values_QTM.shape[1:]))
+            tally.add(blocks_Q[member_Q], Blocks.from_values(values_QTM[member_Q]))
+        check_few(list(self.slices), slice_by)
+        for t, tally_CB in values.clicks.items():
+            self.clicks[t] = self.clicks.get(t, 0) + tally_CB
+        self.documents += int(values.documents_Q.sum())
+        self.unshown += values.unshown
+        if (sums := values.corrected) is not None:
+            self.corrected = self.corrected or Tally(*sums.blocks.sums_BTM.shape[1:])
+            self.corrected.add(blocks_Q, sums.blocks)
+            self.weights = self.weights.plus(sums.counts)
+
+    def calibration(self, t: int) -> Calibration | None:
+        """The calibration of a trial; None if its scores are not logits, or if some labels are not clicks."""
+        if (tally_CB := self.clicks.get(t)) is None:
+            return None
+        calibrated = calibration(tally_CB)
+        return calibrated if calibrated.documents == self.documents else None
+
+
+def _tallied(measuring: Measuring, basis: _Basis, file: GroupFile, run: Run) -> _Tallies:
     """Score the test groups with every bundle, in one pass over the data; queries without a list come last."""
     shape = len(measuring.models), len(basis.metrics)
-    tallies = Tallies({name: Tally(*shape) for name in (ALL, *measuring.slicer.names)})
+    tallies = _Tallies({name: Tally(*shape) for name in (ALL, *measuring.slicer.names)})
     without_list = [] if basis.judged is None else basis.judged.without_list()
     unlisted = [measuring.without_list(*each) for each in without_list]
     groups = basis.test.n_groups + sum(len(values.gids_Q) for values in unlisted)
@@ -198,7 +295,7 @@ def _tallied(measuring: Measuring, basis: _Basis, file: GroupFile, run: Run) -> 
     return tallies
 
 
-def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
+def _computed(tallies: _Tallies, basis: _Basis) -> Evaluation:
     config, judged = basis.config, basis.judged
     policies = {
         name: metric.policy if judged is None else Judged.policy(metric) for name, metric in config.measured.items()
@@ -243,7 +340,7 @@ def _computed(tallies: Tallies, basis: _Basis) -> Evaluation:
     )
 
 
-def _corrected(tallies: Tallies, basis: _Basis) -> Corrected | None:
+def _corrected(tallies: _Tallies, basis: _Basis) -> Corrected | None:
     if (correction := basis.correction) is None or tallies.corrected is None:
         return None
     (of_methods,) = basis.scopes([tallies.corrected.blocks()], correction.figures, baseline=basis.config.baseline)
@@ -261,7 +358,7 @@ def _drift(config: EvaluateConfig, results: Sequence[MethodResult]) -> tuple[ByP
         return None, str(error)
 
 
-def _by_slice(tallies: Tallies, basis: _Basis) -> dict[str, list[Scope]]:
+def _by_slice(tallies: _Tallies, basis: _Basis) -> dict[str, list[Scope]]:
     """Summaries and comparisons of each method, by slice: all groups alone, and the other slices as one family."""
     config = basis.config
     with_names = [name for name in tallies.slices if "=" not in name]
@@ -277,12 +374,14 @@ def _by_slice(tallies: Tallies, basis: _Basis) -> dict[str, list[Scope]]:
     return {ALL: by_slice.pop(ALL), **judged_together(by_slice)}
 
 
-def _leads_of_best(tallies: Tallies, results: Sequence[MethodResult], basis: _Basis) -> dict[str, Comparison]:
+def _leads_of_best(tallies: _Tallies, results: Sequence[MethodResult], basis: _Basis) -> dict[str, Comparison]:
     """How all other methods, including the order shown, differ from the best in the primary metric on all groups."""
     primary = basis.config.primary
     means = [mean for method in results if (mean := method.slices[ALL].summaries[primary].mean) is not None]
     if not 1 < len(means) == len(results):
         return {}  # there is no other method, or no group defines the metric
     best, column = by_mean(results, primary)[0].name, basis.metrics.index(primary)
-    (of_methods,) = basis.scopes([tallies.slices[ALL].blocks().for_metric(column)], [primary], baseline=best)
+    blocks = tallies.slices[ALL].blocks()
+    blocks = replace(blocks, sums_BTM=blocks.sums_BTM[..., [column]], defined_BM=blocks.defined_BM[:, [column]])
+    (of_methods,) = basis.scopes([blocks], [primary], baseline=best)
     return {name: scope.comparisons[primary] for name, scope in of_methods.items() if scope.comparisons}

@@ -30,8 +30,6 @@ class EvaluateJob(ReportStage):
     """Evaluate bundles on the test split, with slices and significance."""
 
     stage: ClassVar = "evaluate"
-    out: Operational[str]
-    """Directory of the report."""
     evaluate: EvaluateConfig
     ray: Operational[bool] = False
     """Measure parts of the test split in parallel on a Ray cluster, a CPU each; the figures are the same."""

@@ -1,7 +1,9 @@
-"""The subject of an evaluation, its trials with what they state about themselves, and what it commits.
+"""What an evaluation commits: its results, `metrics.json`, and every metric of every group, `groups.parquet`.
 
-Trials are the bundles or committed scores of each method. `metrics.json` has the results; `group_file` writes the
-metrics of every group beside it.
+Trials are the bundles or committed scores of a method. `groups.parquet` has a row for each group and trial, with the
+group's slices but `all`.
+
+Shapes: Q groups, T or t trials of all or one method, M metrics.
 """
 
 from __future__ import annotations
@@ -9,31 +11,35 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
-from ltrscale.config import Strict, validate
-from ltrscale.data.dataset.selection import Selection
+from ltrscale import storage
+from ltrscale.arrays import Doubles
+from ltrscale.config import Strict
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import Corrected
 from ltrscale.evaluation.measure.drift import ByPeriod
 from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.settings import AS_SHOWN, POSITIONS, EvaluateConfig
-from ltrscale.evaluation.measure.shown import has_positions
+from ltrscale.evaluation.measure.settings import AS_SHOWN
 from ltrscale.evaluation.measure.slices import ALL, OF_PERIOD, OUTLIERS
 from ltrscale.evaluation.pages import ComparedMethods
 from ltrscale.evaluation.statistics.summarise import Comparison, Scope
-from ltrscale.late import Late
 from ltrscale.ranking.metrics import Calibration
 from ltrscale.reports.document import span
-from ltrscale.stages.provenance import Provenance
 
 if TYPE_CHECKING:
-    from ltrscale.bundle import Bundle
-    from ltrscale.ranking import loss
-else:
-    loss = Late("ltrscale.ranking.loss")
+    from ltrscale.evaluation.measure.measuring import GroupValues
+
+GROUPS = "groups.parquet"
+"""The file with every metric of every group and trial."""
+_ROWS_WAITING = 1 << 16
 
 
 class MethodTrial(Strict):
@@ -54,40 +60,6 @@ class MethodTrial(Strict):
     """Whether its scores are logits of labels 0 and 1, from training with the pointwise sigmoid loss."""
     calibration: Calibration | None = None
     """Its probabilities against the clicks; None where scores are not logits, or labels not 0 and 1."""
-
-    @classmethod
-    def from_bundle(cls, bundle: Bundle) -> Self:
-        """The trial of a bundle, with what the bundle states about itself."""
-        return cls(
-            url=bundle.url,
-            kind=bundle.kind,
-            labelled_groups=bundle.count("labelled_groups"),
-            validation_groups=bundle.count("validation_groups"),
-            labels=validate(Provenance, bundle.made_by, bundle.url).labels(),
-            debiased=debiased(bundle.config),
-            logits=bundle.config.get("loss") == loss.SigmoidConfig().model_dump(mode="json"),
-        )
-
-
-def trials_of(
-    config: EvaluateConfig, bundles: Mapping[str, Bundle], test: Selection
-) -> dict[str, tuple[MethodTrial, ...]]:
-    """The trials of each method, in the order of the report; the order that was shown is last, if there is one."""
-    trials = {
-        name: tuple(MethodTrial.from_bundle(bundles[url]) for url in urls) for name, urls in config.models.items()
-    }
-    scores = {name: (MethodTrial(url=url, kind="scores"),) for name, url in config.scores.items()}
-    trials = {**scores, **trials}
-    if config.as_shown and has_positions(test):
-        trials[AS_SHOWN] = (MethodTrial(url=POSITIONS, kind="order shown"),)
-    return trials
-
-
-def debiased(config: Mapping[str, Any]) -> str | None:
-    """How the training of a bundle with this config corrected for positions, such as `dla`; None if it did not."""
-    if config.get("unbiased"):
-        return "unbiased"
-    return (config.get("debias") or {}).get("kind")
 
 
 class MethodResult(Strict):
@@ -189,3 +161,74 @@ class Evaluation(ComparedMethods):
     def ranked(self) -> list[MethodResult]:
         """The methods, the best one first; the order that was shown is last."""
         return by_mean(self.methods, self.primary)
+
+
+class GroupFile:
+    """Writes `groups.parquet`, a row for each group and trial, as the groups arrive.
+
+    A context manager. Memory holds about 65,536 rows.
+    """
+
+    def __init__(self, path: Path, metrics: Sequence[str], methods: Mapping[str, Sequence[MethodTrial]]) -> None:
+        text = pa.string()
+        columns = {"gid": pa.int64(), "period": text, "documents": pa.int64(), "slices": pa.list_(text)}
+        columns |= {"method": text, "trial": pa.int32(), **dict.fromkeys(metrics, pa.float64())}
+        schema = pa.schema(list(columns.items()))
+        texts = ["period", "slices.list.element", "method", "trial"]
+        self._writer = pq.ParquetWriter(path, schema, use_dictionary=texts)
+        self._trials = [(name, number) for name, trials in methods.items() for number in range(len(trials))]
+        self._waiting: list[pa.Table] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._write()
+        self._writer.close()
+
+    def add(self, values: GroupValues) -> None:
+        """Add the groups of a row group."""
+        q = len(values.gids_Q)
+        group, slice_ = np.nonzero(np.stack(list(values.slices.values()), axis=1))
+        names = pa.array(list(values.slices), pa.string()).take(pa.array(slice_))
+        offsets_Q1 = np.searchsorted(group, np.arange(q + 1)).astype(np.int32)
+        for (method, number), values_MQ in zip(self._trials, values.values_TMQ, strict=True):
+            columns = [
+                values.gids_Q,
+                pa.repeat(values.period, q),
+                values.documents_Q,
+                pa.ListArray.from_arrays(pa.array(offsets_Q1), names),
+                pa.repeat(method, q),
+                np.full(q, number, np.int32),
+                *(pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values_MQ),
+            ]
+            self._waiting.append(pa.table(columns, schema=self._writer.schema))
+        if sum(map(len, self._waiting)) >= _ROWS_WAITING:
+            self._write()
+
+    def _write(self) -> None:
+        if self._waiting:
+            table = pa.concat_tables(self._waiting)
+            self._writer.write_table(table, row_group_size=len(table))
+            self._waiting.clear()
+
+
+def read_group_rows(url: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """Columns of `groups.parquet`, all by default, beside findings that are committed there."""
+    manifest = storage.read_manifest(url)
+    assert manifest is not None
+    return pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)), columns=columns)
+
+
+def read_group_metrics(url: str, evaluation: Evaluation) -> list[Doubles]:
+    """Every metric of every group and trial, [Q, t, M], for each method of a committed evaluation; NaN if undefined."""
+    table, metrics = read_group_rows(url), list(evaluation.methods[0].slices[ALL].summaries)
+    methods = []
+    for method in evaluation.methods:
+        trials = []
+        for trial in range(len(method.trials)):
+            rows = table.filter((pc.field("method") == method.name) & (pc.field("trial") == trial))
+            trials.append(np.stack([rows[metric].to_numpy() for metric in metrics], axis=1))
+        methods.append(np.stack(trials, axis=1))
+    return methods

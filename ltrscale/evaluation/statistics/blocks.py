@@ -12,7 +12,7 @@ a group that a metric leaves undefined.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -46,24 +46,15 @@ class Blocks:
     over all groups, its denominators."""
     groups: int
     """All groups."""
-    numbers_B: Ints | None = None
-    """The numbers of the blocks, rising; a slice has only some of them. None for 0, 1, 2, ..."""
-
-    @property
-    def places_B(self) -> Ints:
-        """The numbers of the blocks."""
-        return np.arange(len(self.sums_BTM)) if self.numbers_B is None else self.numbers_B
+    numbers_B: Ints
+    """The numbers of the blocks, rising; a slice has only some of them."""
 
     @classmethod
     def from_values(cls, values_QTM: Doubles) -> Self:
         """The groups as blocks; NaN is undefined."""
         defined_QM: Bools = np.asarray(~np.isnan(values_QTM).any(axis=1))
         sums_QTM = np.where(defined_QM[:, None], values_QTM, 0.0)
-        return cls(sums_QTM, defined_QM.astype(np.float64), len(values_QTM))
-
-    def for_metric(self, column: int) -> Self:
-        """One of the metrics."""
-        return replace(self, sums_BTM=self.sums_BTM[..., [column]], defined_BM=self.defined_BM[:, [column]])
+        return cls(sums_QTM, defined_QM.astype(np.float64), len(values_QTM), np.arange(len(values_QTM)))
 
     def values_BTM(self) -> Doubles:
         """Values whose mean over blocks is the mean over groups; NaN where a block does not define the metric.
@@ -97,23 +88,12 @@ class Tally:
         self._used, self._shape = 0, (trials + 1, metrics)
         self._columns_CB = np.zeros(((trials + 1) * metrics, 0))
 
-    def add(self, blocks_Q: Ints, values_TMQ: Doubles) -> None:
-        """Add groups with these blocks and values, NaN where undefined."""
-        rows_Q, metrics = self._rows(blocks_Q), self._shape[1]
-        for m in range(metrics):
-            values_TQ = values_TMQ[:, m]
-            defined_Q: Bools = np.asarray(~np.isnan(values_TQ).any(axis=0))
-            for t, column_Q in enumerate([*np.where(defined_Q, values_TQ, 0.0), defined_Q.astype(np.float64)]):
-                np.add.at(self._columns_CB[t * metrics + m], rows_Q, column_Q)  # add.at is fast in one dimension
-
-    def add_sums(self, blocks_Q: Ints, part: Blocks) -> None:
+    def add(self, blocks_Q: Ints, part: Blocks) -> None:
         """Add groups with these blocks, each with its own sums."""
-        rows_Q = self._rows(blocks_Q)
-        columns_QC = np.concatenate([part.sums_BTM, part.defined_BM[:, None]], axis=1).reshape(
-            -1, len(self._columns_CB)
-        )
+        rows_Q, columns = self._rows(blocks_Q), len(self._columns_CB)
+        columns_QC = np.concatenate([part.sums_BTM, part.defined_BM[:, None]], axis=1).reshape(-1, columns)
         for column_B, column_Q in zip(self._columns_CB, columns_QC.T, strict=True):
-            np.add.at(column_B, rows_Q, column_Q)
+            np.add.at(column_B, rows_Q, column_Q)  # add.at is fast in one dimension
 
     def _rows(self, blocks_Q: Ints) -> Ints:
         """The row of each group's block; new blocks get the next rows."""
@@ -145,7 +125,7 @@ def block_numbers(gids_Q: Ints, *, first: int, groups: int) -> Ints:
 
 def all_numbers(parts: Iterable[Blocks]) -> Ints:
     """The numbers of all blocks of some parts, rising."""
-    return np.unique(np.concatenate([np.zeros(0, np.int64), *(part.places_B for part in parts)]))
+    return np.unique(np.concatenate([np.zeros(0, np.int64), *(part.numbers_B for part in parts)]))
 
 
 def bootstrap_means(
@@ -237,7 +217,7 @@ class _Products:
     # Equal columns of two methods must give equal sums, so torch allocates all tensors: same memory layout.
 
     def __init__(self, numbers_B: Ints, parts: Sequence[Blocks], columns: Sequence[Doubles]) -> None:
-        places = [np.searchsorted(numbers_B, part.places_B) for part in parts]
+        places = [np.searchsorted(numbers_B, part.numbers_B) for part in parts]
         self._places = [None if len(place_B) == len(numbers_B) else torch.tensor(place_B) for place_B in places]
         self._columns = [torch.tensor(columns_BC) for columns_BC in columns]
 

@@ -53,20 +53,24 @@ class Spread:
         drawn, both = per_error * float(means.drawn_M[0]), per_error * float(means.both_M[0])
         return cls((drawn - both) * n_draws, promised - drawn, n, both * n_draws)
 
-    def detectable(self, draws: int) -> float:
-        """The smallest difference that this many draws would see with a power of 80%, by a test at 5%."""
-        return float(self._detectable(np.array([draws]))[0])
+    def detectable(self, draws_T: Ints) -> Doubles:
+        """The smallest differences that these numbers of draws would see with a power of 80%, by a test at 5%."""
+        drawn_T = (self.draws + self.both) / draws_T
+        variance_T = self.groups + drawn_T
+        spread_T = self.groups**2 / (self.n_groups - 1) + drawn_T**2 / (draws_T - 1)
+        df_T = np.divide(variance_T**2, spread_T, out=np.full(len(draws_T), math.inf), where=spread_T > 0)
+        return np.asarray(errors_to_see(df_T) * np.sqrt(variance_T))
 
     def draws_for(self, difference: float) -> int | None:
         """The fewest draws, at least five, that would see a difference; None if a thousand would not.
 
         Example:
             >>> spread = Spread(draws=0.014**2, groups=0.002**2, n_groups=5000)
-            >>> round(spread.detectable(5), 3), spread.draws_for(0.01), spread.draws_for(0.005)
-            (0.024, 24, None)
+            >>> spread.detectable(np.array([5])).round(3), spread.draws_for(0.01), spread.draws_for(0.005)
+            (array([0.024]), 24, None)
         """
         draws_T = np.arange(FEWEST_DRAWS, MOST_DRAWS + 1)
-        enough_T = self._detectable(draws_T) <= difference
+        enough_T = self.detectable(draws_T) <= difference
         return int(draws_T[enough_T.argmax()]) if enough_T.any() else None
 
     def times_for(self, difference: float, draws: int, *, more: Literal["labels", "groups"]) -> float | None:
@@ -80,7 +84,7 @@ class Spread:
             labels, groups = (times, 1.0) if more == "labels" else (1.0, times)
             n_groups, both = round(self.n_groups * groups), self.both / labels / groups
             grown = Spread(self.draws / labels, self.groups / groups, n_groups, both)
-            return grown.detectable(draws) <= difference
+            return bool(grown.detectable(np.array([draws])) <= difference)
 
         low, high = 1.0, 1e6
         if not sees(high):
@@ -89,13 +93,6 @@ class Spread:
             middle = math.sqrt(low * high)
             low, high = (low, middle) if sees(middle) else (middle, high)
         return high
-
-    def _detectable(self, draws_T: Ints) -> Doubles:
-        drawn_T = (self.draws + self.both) / draws_T
-        variance_T = self.groups + drawn_T
-        spread_T = self.groups**2 / (self.n_groups - 1) + drawn_T**2 / (draws_T - 1)
-        df_T = np.divide(variance_T**2, spread_T, out=np.full(len(draws_T), math.inf), where=spread_T > 0)
-        return np.asarray(errors_to_see(df_T) * np.sqrt(variance_T))
 
 
 @dataclass(frozen=True)
@@ -107,14 +104,6 @@ class Drawn:
     """NaN where the group leaves the metric undefined, in all draws."""
     pretrainings: tuple[int, ...] | None = None
     """Pretrainings that are crossed with all draws; None, with P = 1, if each draw has its own or none."""
-
-    def select(self, draws: Sequence[int], pretrainings: Sequence[int] | None = None) -> Self:
-        """The values of some draws and some crossed pretrainings, in the given order; None for all of these."""
-        values_QTP = self.values_QTP[:, [self.draws.index(draw) for draw in draws]]
-        if self.pretrainings is None or pretrainings is None:
-            return type(self)(tuple(draws), values_QTP, self.pretrainings)
-        places = [self.pretrainings.index(name) for name in pretrainings]
-        return type(self)(tuple(draws), values_QTP[..., places], tuple(pretrainings))
 
     def minus(self, other: "Drawn") -> Self | None:
         """The paired differences on the draws and pretrainings that both have; None if they have none in common.
@@ -132,10 +121,16 @@ def _on_common(drawn: Sequence[Drawn]) -> list[Drawn] | None:
     """The values on the draws and crossed pretrainings that all have in common; None if there are none."""
     draws = sorted(set.intersection(*(set(of.draws) for of in drawn)))
     crossed = [set(of.pretrainings) for of in drawn if of.pretrainings is not None]
-    pretrainings = sorted(set.intersection(*crossed)) if crossed else None
-    if not draws or pretrainings == []:
+    pretrainings = sorted(set.intersection(*crossed)) if crossed else []
+    if not draws or (crossed and not pretrainings):
         return None
-    return [of.select(draws, pretrainings) for of in drawn]
+    common = []
+    for of in drawn:
+        values_QTP = of.values_QTP[:, [of.draws.index(draw) for draw in draws]]
+        if of.pretrainings is not None:
+            values_QTP = values_QTP[..., [of.pretrainings.index(name) for name in pretrainings]]
+        common.append(Drawn(tuple(draws), values_QTP, None if of.pretrainings is None else tuple(pretrainings)))
+    return common
 
 
 class DrawsNeeded(Strict):

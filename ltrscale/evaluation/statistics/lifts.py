@@ -15,7 +15,10 @@ from ltrscale.late import Late
 
 special = Late("scipy.special")
 
-_TAIL = 0.025
+TAIL = 0.025
+"""Chance of a difference beyond one end of a 95% interval."""
+POWER_ASKED = 0.8
+"""The probability of finding a difference for which samples are counted."""
 
 
 class UserMoments(NamedTuple):
@@ -84,7 +87,7 @@ class Lifts(NamedTuple):
         return lift_M, low_M, high_M
 
     def _limit(self) -> Doubles:
-        return np.asarray(special.stdtrit(self.df_M, 1 - _TAIL))
+        return np.asarray(special.stdtrit(self.df_M, 1 - TAIL))
 
 
 def ratio(users: UserMoments) -> tuple[Doubles, Doubles]:
@@ -93,3 +96,11 @@ def ratio(users: UserMoments) -> tuple[Doubles, Doubles]:
     ratio_M = users.x_M / users.y_M
     residual_M = users.xx_M - 2 * ratio_M * users.xy_M + ratio_M**2 * users.yy_M
     return ratio_M, np.maximum(residual_M, 0.0) / (users.n_M * users.y_M**2)
+
+
+def samples_needed(mean: float, variance: float, *, level: float = 2 * TAIL) -> float | None:
+    """Independent samples until a two-sided test finds a mean with a probability of .8; None for a mean of 0.
+
+    `((z_{1 - level / 2} + z_.8) / mean)^2 variance` (Cohen 1988).
+    """
+    return ((special.ndtri(1 - level / 2) + special.ndtri(POWER_ASKED)) / mean) ** 2 * variance if mean else None

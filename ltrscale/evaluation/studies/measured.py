@@ -1,4 +1,4 @@
-"""The test groups of a study, and one bundle on them: the metrics of every group, committed to a directory.
+"""The stages that find the test groups of a study, and measure one bundle on them: every metric of every group.
 
 Metrics on every test group are stored once for each bundle. Groups that leave every metric undefined are not scored;
 a process keeps the others in memory for the next bundle.
@@ -9,34 +9,36 @@ Shapes: N documents, Q groups, M metrics.
 import time
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import torch
 
-from ltrscale import storage
 from ltrscale.arrays import Doubles, Ints
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import load, with_tokens_of
+from ltrscale.config import Operational
+from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, SplitsWithTest
+from ltrscale.data.dataset.split import SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.scored import finite
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import fit_detector
-from ltrscale.evaluation.measure.group_file import GROUPS
-from ltrscale.evaluation.measure.measuring import Measuring
-from ltrscale.evaluation.measure.metrics import values_of
-from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.report import EvaluatedData
+from ltrscale.evaluation.measure.measuring import Measuring, values_of
+from ltrscale.evaluation.measure.outliers import OutlierConfig, OutlierDetector
+from ltrscale.evaluation.measure.report import GROUPS, EvaluatedData, read_group_rows
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS, Slicer
 from ltrscale.origin import digest
+from ltrscale.progress import Report
 from ltrscale.ranking.metric import Metric
 from ltrscale.reports.findings import Findings, commit_report
+from ltrscale.stages.inputs import BundleUrl, bundle_hashes, dataset_hashes
+from ltrscale.stages.stage import Origin, Settings, Stage, with_splits
+from ltrscale.stages.unseen import check_unseen
 
 _KEPT_BYTES = 1 << 30
 """A process keeps test groups of at most this size in memory; it reads larger ones again for each bundle."""
@@ -68,84 +70,116 @@ class Measured(Findings):
     """Time to score them, without reading."""
 
 
-def describe_test(
-    settings: EvaluateSettings, splits: SplitsWithTest, out: str, *, made_by: Mapping[str, Any]
-) -> TestedOn:
-    """Fit the outlier rules on the validation split, and commit which labelled test groups are outliers.
+class TestGroups(Stage):
+    """Describe the test groups."""
 
-    Raises:
-        InputError: a split has no group to read, or `settings.outliers` names an unknown feature.
-    """
-    test = select(splits.test, labelled=True)
-    detector = fit_detector(settings, splits.validation, test)
-    measuring = Measuring(
-        models=(),
-        scores={},
-        slicer=Slicer.make({}, (), detector=detector, selection=test, relevant_from=settings.relevant_from),
-        metrics=partial(values_of, metrics={}, settings=settings),
-        features=test.features,
-        docs_per_batch=settings.docs_per_batch,
-    )
-    names = ["gid", "period", "documents", "outlier"]
-    rows = [
-        pa.table(
-            [part.gids_Q, pa.repeat(part.period, len(part.gids_Q)), part.documents_Q, part.slices[OUTLIERS]], names
+    __test__: ClassVar = False  # for pytest
+    stage: ClassVar = "study_test"
+    splits: SplitsWithTest
+    evaluate: EvaluateSettings
+
+    def check(self) -> None:
+        """Refuse splits that overlap."""
+        check_disjoint(self.splits)
+
+    def own_settings(self) -> OutlierConfig:
+        """Settings of outliers."""
+        return self.evaluate.outliers
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Fit the outlier rules on the validation split, and commit which labelled test groups are outliers.
+
+        Raises:
+            InputError: a split has no group to read, or `evaluate.outliers` names an unknown feature.
+        """
+        settings, test = self.evaluate, select(self.splits.test, labelled=True)
+        detector = fit_detector(settings, self.splits.validation, test)
+        measuring = Measuring(
+            models=(),
+            scores={},
+            slicer=Slicer.make({}, (), detector=detector, selection=test, relevant_from=settings.relevant_from),
+            metrics=partial(values_of, metrics={}, settings=settings),
+            features=test.features,
+            docs_per_batch=settings.docs_per_batch,
         )
-        for part in measuring.on(test)
-    ]
-    table = pa.concat_tables(rows)
-    about = EvaluatedData(
-        data=splits.test.data,
-        periods=tuple(table["period"].unique().to_pylist()),
-        hash=test.hash,
-        groups=len(table),
-        documents=pc.sum(table["documents"]).as_py(),
-        slices={ALL: len(table), OUTLIERS: pc.sum(table["outlier"]).as_py()},
-    )
-    tested = TestedOn(test=about, detector=detector)
-    commit_report(out, tested, made_by=made_by, tables={GROUPS: table})
-    return tested
+        names = ["gid", "period", "documents", "outlier"]
+        rows = [
+            pa.table(
+                [part.gids_Q, pa.repeat(part.period, len(part.gids_Q)), part.documents_Q, part.slices[OUTLIERS]], names
+            )
+            for part in measuring.on(test)
+        ]
+        table = pa.concat_tables(rows)
+        about = EvaluatedData(
+            data=self.splits.test.data,
+            periods=tuple(table["period"].unique().to_pylist()),
+            hash=test.hash,
+            groups=len(table),
+            documents=pc.sum(table["documents"]).as_py(),
+            slices={ALL: len(table), OUTLIERS: pc.sum(table["outlier"]).as_py()},
+        )
+        commit_report(self.out, TestedOn(test=about, detector=detector), made_by=origin, tables={GROUPS: table})
 
 
-def measure_groups(
-    url: str, test_split: Split, settings: EvaluateSettings, out: str, *, threads: int, made_by: Mapping[str, Any]
-) -> Measured:
-    """Score the labelled test groups with the bundle at `url`, and commit the metrics of every group that has one.
+class Measurement(Stage):
+    """Measure a model on the test groups."""
 
-    Raises:
-        InputError: the bundle was made for other features, gives scores that are not finite, or no test group defines
-            a metric.
-    """
-    metrics, bundle = settings.measured, load(url)
-    test = with_tokens_of(select(test_split, labelled=True), [bundle])
-    score = bundle.scorer(features=test.features, threads=threads)
-    values, gids, documents, seconds = [], [], 0, 0.0
-    for groups in _defined_groups(test, metrics, settings):
-        assert groups.labels_N is not None
-        assert groups.ids_Q is not None
-        start = time.perf_counter()
-        scores_N = score(groups)
-        seconds, documents = seconds + time.perf_counter() - start, documents + groups.n_documents
-        values.append(values_of(finite(scores_N, url), groups, metrics, settings).T.numpy())
-        gids.append(groups.ids_Q.numpy())
-    if not values:
-        raise InputError(f"{', '.join(test_split.data)}: no test group has a relevant document; choose other periods")
-    values_QM = np.concatenate(values)
-    columns = [pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in values_QM.T]
-    measured = Measured(
-        metrics=tuple(metrics),
-        validation={
-            name.removeprefix("validation_"): float(value)
-            for name, value in bundle.metrics.items()
-            if name.startswith("validation_") and isinstance(value, int | float)
-        },
-        labelled_groups=bundle.count("labelled_groups"),
-        documents=documents,
-        seconds=round(seconds, 4),
-    )
-    table = pa.table([np.concatenate(gids), *columns], names=["gid", *metrics])
-    commit_report(out, measured, made_by=made_by, tables={GROUPS: table})
-    return measured
+    stage: ClassVar = "measure"
+    bundle: BundleUrl
+    splits: SplitsWithTest
+    evaluate: EvaluateSettings
+    threads: Operational[int]
+
+    def check(self) -> None:
+        """Refuse a bundle that has seen test periods."""
+        check_unseen(self.bundle, self.splits.test)
+
+    def identity(self) -> Settings:
+        """The metrics with the settings that their names leave out, and the test periods."""
+        always = self.evaluate.model_dump(mode="json", include={"relevant_from", "leave_out_constant"})
+        # without defaults, so that measurements without these keys stay up to date
+        changed = self.evaluate.model_dump(mode="json", include={"grades", "gains"}, exclude_defaults=True)
+        return with_splits({"metrics": [*self.evaluate.measured], **always, **changed}, self.splits.test)
+
+    def inputs(self) -> dict[str, str]:
+        """Content of the data sets and the bundle."""
+        return dataset_hashes([self.splits.test]) | bundle_hashes([self.bundle])
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Score the labelled test groups, and commit the metrics of every group that has one.
+
+        Raises:
+            InputError: the bundle was made for other features, gives scores that are not finite, or no test group
+                defines a metric.
+        """
+        metrics, bundle = self.evaluate.measured, load(self.bundle)
+        test = with_tokens_of(select(self.splits.test, labelled=True), [bundle])
+        score = bundle.scorer(features=test.features, threads=self.threads)
+        values, gids, documents, seconds = [], [], 0, 0.0
+        for groups in _defined_groups(test, metrics, self.evaluate):
+            assert groups.ids_Q is not None
+            start = time.perf_counter()
+            scores_N = score(groups)
+            seconds, documents = seconds + time.perf_counter() - start, documents + groups.n_documents
+            values.append(values_of(finite(scores_N, self.bundle), groups, metrics, self.evaluate).T.numpy())
+            gids.append(groups.ids_Q.numpy())
+        if not values:
+            data = ", ".join(self.splits.test.data)
+            raise InputError(f"{data}: no test group has a relevant document; choose other periods")
+        columns = [pa.array(values_Q, mask=np.isnan(values_Q)) for values_Q in np.concatenate(values).T]
+        measured = Measured(
+            metrics=tuple(metrics),
+            validation={
+                name.removeprefix("validation_"): float(value)
+                for name, value in bundle.metrics.items()
+                if name.startswith("validation_") and isinstance(value, int | float)
+            },
+            labelled_groups=bundle.count("labelled_groups"),
+            documents=documents,
+            seconds=round(seconds, 4),
+        )
+        table = pa.table([np.concatenate(gids), *columns], names=["gid", *metrics])
+        commit_report(self.out, measured, made_by=origin, tables={GROUPS: table})
 
 
 _kept: dict[str, list[QueryGroups]] = {}
@@ -180,19 +214,12 @@ def _defined_groups(
 
 
 def read_outliers(url: str) -> dict[int, bool]:
-    """Whether each test group is an outlier, by gid, as `describe_test` committed it."""
-    table = _committed_columns(url, ["gid", "outlier"])
+    """Whether each test group is an outlier, by gid, as `TestGroups` committed it."""
+    table = read_group_rows(url, ["gid", "outlier"])
     return dict(zip(table["gid"].to_pylist(), table["outlier"].to_pylist(), strict=True))
 
 
 def read_values(url: str, metrics: tuple[str, ...]) -> tuple[Ints, Doubles]:
-    """The gids [Q] and the metrics [Q, M], NaN where undefined, as `measure_groups` committed them."""
-    table = _committed_columns(url, ["gid", *metrics])
+    """The gids [Q] and the metrics [Q, M], NaN where undefined, as `Measurement` committed them."""
+    table = read_group_rows(url, ["gid", *metrics])
     return table["gid"].to_numpy(), np.stack([table[name].to_numpy() for name in metrics], axis=1)
-
-
-def _committed_columns(url: str, columns: list[str]) -> pa.Table:
-    manifest = storage.read_manifest(url)
-    if manifest is None:
-        raise InputError(f"{url}: nothing is committed there; run the same command again, which makes it")
-    return pq.read_table(pa.BufferReader(storage.read_verified(url, GROUPS, manifest)), columns=columns)

@@ -18,12 +18,30 @@ from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
 from ltrscale.evaluation.statistics.estimates import Crossover, Drawn, MeanEstimate, crossovers, estimate
 from ltrscale.evaluation.studies.measured import Measured, TestedOn, read_outliers, read_values
-from ltrscale.evaluation.studies.traits import Family, MethodTraits
 from ltrscale.reports.findings import Findings
 from ltrscale.stages.inputs import OutputUrl
 
 ScopeName = Literal["all", "outliers"]
 _SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
+Family = Literal["trees", "not pretrained", "pretrained", "mixed", "feature", "in context"]
+
+
+class MethodTraits(Strict):
+    """The traits of a method, by which tables sort it."""
+
+    family: Family
+    """`pretrained` also through a teacher. `mixed` are trees that read or learn the scores of networks, `feature` is a
+    fixed order without training, and `in context` a network that reads labelled groups without training."""
+    pretext: str | None = None
+    """What the encoder is pretrained with."""
+    augment: str | None = None
+    """The augmentation of its views."""
+    strategy: Literal["LP", "MP", "FF"] | None = None
+    """How a pretrained encoder is finetuned: linear probing, multilayer probing, full finetuning."""
+    unlabelled: str | None = None
+    """What trees learn from unlabelled groups: nothing, PCA, pseudo-labels, or both."""
+    tuned: bool = False
+    """Whether its settings are searched at each number of labelled groups."""
 
 
 class Cost(Strict):

@@ -22,6 +22,11 @@ from ltrscale.experiments.methods.single import (
     limited,
     network,
 )
+from ltrscale.evaluation.studies.study import MethodTraits
+from ltrscale.experiments.methods.base import Method, MethodName, SeedRun
+from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, network
+from ltrscale.experiments.methods.students import NetworkStudent, Student
+from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod, limited
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.combine import BlendConfig, BlendJob, CombineConfig, CombineJob
 from ltrscale.training.settings import Preset

@@ -12,6 +12,9 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.evaluation.studies.traits import MethodTraits
 from ltrscale.experiments.methods.base import Method, NetworkStudent, ReadingMethod, SeedRun, Student
+from ltrscale.evaluation.studies.study import MethodTraits
+from ltrscale.experiments.methods.base import Method, ReadingMethod, SeedRun
+from ltrscale.experiments.methods.students import NetworkStudent, Student
 from ltrscale.origin import digest, settings_of
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.training.combine import BlendConfig, BlendJob, CombineConfig, CombineJob

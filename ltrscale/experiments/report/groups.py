@@ -31,7 +31,7 @@ from ltrscale.data.stream.scored import read_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.explain import driven, driver_table, drivers_chart
-from ltrscale.evaluation.measure.group_file import GROUPS
+from ltrscale.evaluation.measure.report import read_group_rows
 from ltrscale.evaluation.measure.outliers import histograms
 from ltrscale.evaluation.measure.page import outlier_rules
 from ltrscale.evaluation.measure.settings import AS_SHOWN
@@ -94,12 +94,9 @@ def _meta_of(row_group: RowGroup) -> list[str]:
 
 def primary_values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArray[np.float64]]:
     """The primary metric of every test group by the first trial of each method, NaN where undefined."""
-    url = sources.url
-    data = storage.read_verified(url, GROUPS, storage.read_manifest(url) or {})
-    # queries without a list have negative ids
-    first = (pc.field("trial") == 0) & (pc.field("gid") >= 0) & pc.field("method").isin(list(methods))
-    rows = pq.read_table(pa.BufferReader(data), columns=["method", sources.evaluation.primary], filters=first)
-    return {name: rows.filter(pc.field("method") == name)[sources.evaluation.primary].to_numpy() for name in methods}
+    rows = read_group_rows(sources.url, ["gid", "method", "trial", sources.primary])
+    first = (pc.field("trial") == 0) & (pc.field("gid") >= 0)  # queries without a list have negative ids
+    return {name: rows.filter(first & (pc.field("method") == name))[sources.primary].to_numpy() for name in methods}
 
 
 def labels_in(groups: QueryGroups) -> Tensor:

@@ -15,6 +15,7 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.bounds import GateVerdict
 from ltrscale.evaluation.measure.headline import best_of, competitor_of, headline, is_beyond_chance, opening, serving_of
 from ltrscale.evaluation.measure.page import slices
+from ltrscale.evaluation.measure.page import headline, opening, slices
 from ltrscale.evaluation.measure.periods import drifted
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN
@@ -28,11 +29,11 @@ from ltrscale.stages.inputs import content_of
 from ltrscale.stages.stage import Origin, Stage
 
 if TYPE_CHECKING:
-    from ltrscale.experiments import study_stages
+    from ltrscale.evaluation.studies import study_page
     from ltrscale.experiments.report import differences, groups, recorded
     from ltrscale.tuning import results
 else:
-    study_stages, results = Late("ltrscale.experiments.study_stages"), Late("ltrscale.tuning.results")
+    study_page, results = Late("ltrscale.evaluation.studies.study_page"), Late("ltrscale.tuning.results")
     differences, groups = Late("ltrscale.experiments.report.differences"), Late("ltrscale.experiments.report.groups")
     recorded = Late("ltrscale.experiments.report.recorded")
 
@@ -92,7 +93,7 @@ class ReportJob(Stage):
     def inputs(self) -> dict[str, str]:
         """Content of the named outputs, the bundles and the data; missing ones count as absent."""
         sources = Sources.open(self.evaluation, self.compare)
-        study = None if self.study is None else storage.join(self.study, study_stages.SUMMARY)
+        study = None if self.study is None else storage.join(self.study, study_page.SUMMARY)
         places = [self.evaluation, self.gate, study, *self.embeddings.values()]
         urls = [url for url in places if url is not None] + sources.evaluated.bundles
         urls += [url for split in sources.evaluated.splits.by_name.values() for url in split.data]

@@ -12,10 +12,9 @@ from ltrscale.evaluation.measure.page import how_to_read_evaluation, results
 from ltrscale.evaluation.measure.periods import period_blocks
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.studies.study import Study
-from ltrscale.evaluation.studies.study_page import ABOUT_COSTS, costs, curves
+from ltrscale.evaluation.studies.study_page import ABOUT_COSTS, SUMMARY, costs, curves
 from ltrscale.evaluation.studies.study_page import document as studied
 from ltrscale.experiments.report.sources import Sources, minutes, pretrained_for, records
-from ltrscale.experiments.study_stages import SUMMARY
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text, cell
 from ltrscale.storage import join

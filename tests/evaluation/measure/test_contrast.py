@@ -11,8 +11,7 @@ from small_trainers import pretrain
 from ltrscale.batch import group_index
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.contrast import Contrast, _shuffled
-from ltrscale.evaluation.measure.explain import ExplainJob
+from ltrscale.evaluation.measure.explain import Contrast, ExplainJob, _shuffled
 
 NAMES = {"f_age", "f_pop", "f_place", "c_id", "c_os"}
 

@@ -17,12 +17,11 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.errors import InputError
 from ltrscale.evaluation.click_log import ClicksJob
 from ltrscale.evaluation.measure.corrected import Correction, PropensitiesConfig, WeightCounts, summarised
-from ltrscale.evaluation.measure.evaluate import evaluate
+from ltrscale.evaluation.measure.evaluate import _debiased, evaluate
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
-from ltrscale.evaluation.measure.measuring import _clicks_of
-from ltrscale.evaluation.measure.report import Evaluation, debiased
+from ltrscale.evaluation.measure.measuring import _clicks_of, order_shown
+from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
-from ltrscale.evaluation.measure.shown import order_shown
 from ltrscale.evaluation.statistics.blocks import Tally
 from ltrscale.evaluation.statistics.summarise import scopes
 from ltrscale.reports.document import cell
@@ -126,7 +125,7 @@ def test_parts_of_any_size_have_the_same_sums() -> None:
         some = torch.arange(first, min(first + 7, groups.n_groups))
         rows = torch.cat([torch.arange(groups.offsets_Q1[q], groups.offsets_Q1[q + 1]) for q in some.tolist()])
         part = correction.sums([scores_N[rows] for scores_N in scores_T], groups.select(some))
-        tally.add_sums(some.numpy(), part.blocks)
+        tally.add(some.numpy(), part.blocks)
         counts = counts.plus(part.counts)
     assert counts == pytest.approx(whole.counts)
     np.testing.assert_array_equal(tally.blocks().sums_BTM, whole.blocks.sums_BTM)
@@ -301,4 +300,4 @@ def test_a_network_states_how_it_was_corrected() -> None:
         FinetuneConfig.model_validate({"loss": {"kind": "softmax"}, "debias": debias})
         for debias in ({"kind": "dla"}, None)
     )
-    assert [debiased(config.model_dump(mode="json")) for config in configs] == ["dla", None]
+    assert [_debiased(config.model_dump(mode="json")) for config in configs] == ["dla", None]

@@ -18,8 +18,7 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import members, validate
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.measuring import Measuring
-from ltrscale.evaluation.measure.metrics import Judged, values_of
+from ltrscale.evaluation.measure.measuring import Judged, Measuring, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateSettings

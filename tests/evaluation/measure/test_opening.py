@@ -8,9 +8,8 @@ import pytest
 
 from ltrscale.evaluation.bounds import Check, GateVerdict
 from ltrscale.evaluation.measure.drift import ByPeriod, FeatureDrift, PeriodDrift
-from ltrscale.evaluation.measure.headline import headline, opening
 from ltrscale.evaluation.measure.outliers import OutlierDetector
-from ltrscale.evaluation.measure.page import _charts, leaderboard
+from ltrscale.evaluation.measure.page import _charts, headline, leaderboard, opening
 from ltrscale.evaluation.measure.periods import drifted
 from ltrscale.evaluation.measure.report import EvaluatedData, Evaluation, MethodResult, MethodTrial
 from ltrscale.evaluation.measure.slices import ALL, OUTLIERS

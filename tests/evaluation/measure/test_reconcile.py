@@ -18,8 +18,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.reconcile import ReconcileJob, Reconciliation
-from ltrscale.evaluation.measure.scored_lists import TableSource
+from ltrscale.evaluation.measure.reconcile import ReconcileJob, Reconciliation, TableSource
 from ltrscale.ranking.choices import metric_named
 from ltrscale.ranking.libraries import POLICIES, under
 from ltrscale.scoring.score import ScoreJob

@@ -23,9 +23,9 @@ from ltrscale.errors import InputError
 from ltrscale.evaluation.gate import GateJob
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
+from ltrscale.evaluation.measure.measuring import order_shown
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN, EvaluateConfig
-from ltrscale.evaluation.measure.shown import order_shown
 from ltrscale.experiments.report.make import ReportJob
 from ltrscale.experiments.report.sources import Sources
 from ltrscale.trees.configs import LightGBMConfig

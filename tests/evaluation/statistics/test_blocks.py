@@ -29,7 +29,7 @@ def added(gids_Q: NDArray[np.int64], values_QTM: Doubles, cuts: list[int]) -> Bl
     tally = Tally(*values_QTM.shape[1:])
     for first, last in zip([0, *cuts], [*cuts, len(gids_Q)], strict=True):
         numbers_Q = block_numbers(gids_Q[first:last], first=first, groups=len(gids_Q))
-        tally.add(numbers_Q, values_QTM[first:last].transpose(1, 2, 0))
+        tally.add(numbers_Q, Blocks.from_values(values_QTM[first:last]))
     return tally.blocks()
 
 
@@ -115,7 +115,7 @@ def test_a_few_groups_among_many_have_their_own_interval() -> None:
     gids_Q, values_Q1M = made(4)
     blocks = block_numbers(gids_Q, first=0, groups=GROUPS)
     rare = Tally(1, 2)
-    rare.add(blocks[:60], values_Q1M[:60].transpose(1, 2, 0))
+    rare.add(blocks[:60], Blocks.from_values(values_Q1M[:60]))
     of_groups = ends(values_Q1M[:60, 0], 1)
     among_all = bootstrap_means([added(gids_Q, values_Q1M, []), rare.blocks()], samples=4000, seed=0)
     for means_SM in (among_all[1], *bootstrap_means([rare.blocks()], samples=4000, seed=0)):
@@ -130,13 +130,13 @@ def test_all_slices_have_the_same_resamples_and_signs(groups: int) -> None:
     gids_Q, values_QTM = made(12, groups=groups)
     numbers_Q = block_numbers(gids_Q, first=0, groups=groups)
     some = Tally(1, 2)
-    some.add(numbers_Q[::3], values_QTM[::3].transpose(1, 2, 0))
+    some.add(numbers_Q[::3], Blocks.from_values(values_QTM[::3]))
     whole, part = added(gids_Q, values_QTM, []), some.blocks()
     for test in (bootstrap_means, sign_flip_p):
         of_whole, of_part, again = test([whole, part, whole], samples=200, seed=3)
         np.testing.assert_array_equal(again, of_whole)
         np.testing.assert_array_equal(test([whole], samples=200, seed=3)[0], of_whole)
-        (alone,) = test([part], samples=200, seed=3, numbers_B=whole.places_B)
+        (alone,) = test([part], samples=200, seed=3, numbers_B=whole.numbers_B)
         np.testing.assert_array_equal(alone, of_part)
         shifted = replace(whole, sums_BTM=whole.sums_BTM + 1)
         np.testing.assert_array_equal(test([shifted, part], samples=200, seed=3)[1], of_part)
@@ -145,8 +145,8 @@ def test_all_slices_have_the_same_resamples_and_signs(groups: int) -> None:
 def slow_means(blocks: Blocks, numbers_B: NDArray[np.int64], samples: int, seed: int) -> Doubles:
     """One draw after the other, by the numbers of the blocks."""
     rng, means = np.random.default_rng(seed), []
-    sums = dict(zip(blocks.places_B.tolist(), blocks.sums_BTM[:, 0], strict=True))
-    defined = dict(zip(blocks.places_B.tolist(), blocks.defined_BM, strict=True))
+    sums = dict(zip(blocks.numbers_B.tolist(), blocks.sums_BTM[:, 0], strict=True))
+    defined = dict(zip(blocks.numbers_B.tolist(), blocks.defined_BM, strict=True))
     for _ in range(samples):
         drawn = [numbers_B[rng.integers(len(numbers_B))] for _ in numbers_B]
         means.append(sum(sums.get(b, 0) for b in drawn) / sum(defined.get(b, 0) for b in drawn))
@@ -157,7 +157,7 @@ def test_a_slice_has_the_interval_of_its_groups_among_all_that_are_drawn() -> No
     """A resample has more or fewer of the slice's groups: their number is a sample, too."""
     _, values_QTM = made(13, groups=80)
     some = Tally(1, 2)
-    some.add(np.arange(80)[::2], values_QTM[::2].transpose(1, 2, 0))
+    some.add(np.arange(80)[::2], Blocks.from_values(values_QTM[::2]))
     (found_SM,) = bootstrap_means([some.blocks()], samples=4000, seed=0, numbers_B=np.arange(80))
     slow_SM = slow_means(some.blocks(), np.arange(80), 4000, 1)
     expected, ends_2M = (np.quantile(means_SM, [0.025, 0.5, 0.975], axis=0) for means_SM in (slow_SM, found_SM))
@@ -214,7 +214,7 @@ def test_methods_are_compared_by_blocks_as_by_groups() -> None:
     blocks = added(gids_Q, both_QTM, [])
     found = []
     for table in (blocks, Blocks.from_values(both_QTM)):
-        halves = [Blocks(sums, table.defined_BM, table.groups) for sums in np.split(table.sums_BTM, 2, axis=1)]
+        halves = [replace(table, sums_BTM=sums) for sums in np.split(table.sums_BTM, 2, axis=1)]
         found.append(scopes([halves], ["map", "mrr"], baseline=0, samples=2000, seed=0)[0][1])
     for metric in ("map", "mrr"):
         one, other = (scope.comparisons[metric] for scope in found)

@@ -11,9 +11,8 @@ from statsmodels.stats.power import NormalIndPower
 from statsmodels.stats.proportion import confint_proportions_2indep, proportions_ztest
 from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
-from ltrscale.evaluation.power import samples_needed
 from ltrscale.evaluation.statistics.blocks import holm
-from ltrscale.evaluation.statistics.lifts import Lifts, UserMoments
+from ltrscale.evaluation.statistics.lifts import Lifts, UserMoments, samples_needed
 
 Values = NDArray[np.float64]
 

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.split import Splits
+from ltrscale.data.dataset.split import Splits, SplitsWithTest
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.evaluate import evaluate
 from ltrscale.evaluation.measure.settings import EvaluateConfig, EvaluateSettings
 from ltrscale.evaluation.studies import measured as module
 from ltrscale.evaluation.studies.measured import (
     Measured,
+    Measurement,
     TestedOn,
-    describe_test,
-    measure_groups,
+    TestGroups,
     read_outliers,
     read_values,
 )
@@ -49,9 +49,14 @@ def data(write_dataset: WriteDataset, tmp_path_factory: pytest.TempPathFactory) 
     return splits, linear_teacher(str(tmp_path_factory.mktemp("model") / "teacher"), url, [1.0, -2.0])
 
 
+def measure(url: str, splits: Splits, out: Path) -> None:
+    tested = SplitsWithTest.from_splits(splits)
+    Measurement(out=str(out), bundle=url, splits=tested, evaluate=SETTINGS, threads=1).run()
+
+
 def values_of(url: str, splits: Splits, out: Path) -> tuple[list[int], NDArray[np.float64], Measured]:
-    found = measure_groups(url, splits.test, SETTINGS, str(out), threads=1, made_by={})
-    assert Measured.read(str(out)) == found
+    measure(url, splits, out)
+    found = Measured.read(str(out))
     gids_Q, values_QM = read_values(str(out), found.metrics)
     return gids_Q.tolist(), values_QM, found
 
@@ -74,9 +79,8 @@ def test_figures_are_those_of_an_evaluation(data: tuple[Splits, str], tmp_path: 
             )
     assert found.documents == sum(rows[gid]["documents"] for gid in gids)
 
-    tested = describe_test(SETTINGS, splits, str(tmp_path / "test"), made_by={})
-    assert TestedOn.read(str(tmp_path / "test")) == tested
-    assert tested.test == evaluation.test
+    TestGroups(out=str(tmp_path / "test"), splits=SplitsWithTest.from_splits(splits), evaluate=SETTINGS).run()
+    assert TestedOn.read(str(tmp_path / "test")).test == evaluation.test
     outliers = read_outliers(str(tmp_path / "test"))
     assert outliers == {gid: "outliers" in row["slices"] for gid, row in rows.items()}
     assert 0 < sum(outliers.values()) < len(outliers)
@@ -93,7 +97,7 @@ def test_groups_from_memory_give_the_same_figures(
     assert kept[0] == read[0]
     np.testing.assert_array_equal(kept[1], read[1])
     with pytest.raises(TypeError):  # other groups are not taken from memory
-        measure_groups(url, splits.validation, SETTINGS, str(tmp_path / "no"), threads=1, made_by={})
+        measure(url, splits.replace(validation=splits.test, test=splits.validation), tmp_path / "no")
 
 
 def test_groups_that_are_too_large_for_memory_are_read_again(
@@ -113,9 +117,9 @@ def test_test_groups_without_relevance_are_an_error(write_dataset: WriteDataset,
     some = [(np.ones((3, 1), np.float32), np.arange(3, dtype=np.float32))] * 4
     url = write_dataset({"a": some, "b": some, "c": nothing}, [Feature(name="x")])
     teacher = linear_teacher(str(tmp_path / "teacher"), url, [1.0])
-    split = Splits.model_validate(
+    splits = Splits.model_validate(
         {n: {"data": url, "periods": p} for n, p in zip(("train", "validation", "test"), "abc", strict=True)}
-    ).test
+    )
     with pytest.raises(InputError, match="no test group has a relevant document; choose other periods"):
-        measure_groups(teacher, split, SETTINGS, str(tmp_path / "out"), threads=1, made_by={})
+        measure(teacher, splits, tmp_path / "out")
     assert storage.read_manifest(str(tmp_path / "out")) is None

@@ -16,11 +16,13 @@ from reference.crossed import interval, mean
 from ltrscale import storage
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
-from ltrscale.evaluation.studies.advice import _worse_with_more, sentences
 from ltrscale.evaluation.studies.measured import Measured, TestedOn
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study, _Table, study_of
 from ltrscale.evaluation.studies.study_page import _deciding, costs, curves, document
 from ltrscale.evaluation.studies.traits import Family, MethodTraits
+from ltrscale.evaluation.studies.study import Cost, Design, Family, MethodTraits, Model, Study, _Table, study_of
+from ltrscale.evaluation.studies.study_page import _deciding, _worse_with_more, costs, curves, document, sentences
+from ltrscale.markdown import escape
 from ltrscale.reports.document import Table
 from ltrscale.reports.findings import Findings
 from ltrscale.reports.render import markdown
@@ -108,7 +110,7 @@ def commit(found: Findings, columns: Mapping[str, Any], out: Path) -> str:
         with written.file("groups.parquet") as path:
             pq.write_table(pa.table(columns), path)
         with written.file(found.file) as path:
-            path.write_text(found.to_json())
+            path.write_text(found.model_dump_json())
         written.finish({})
     return str(out)
 

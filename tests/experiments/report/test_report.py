@@ -30,8 +30,8 @@ from ltrscale.config import validate
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.evaluation.bounds import Check, GateVerdict
 from ltrscale.evaluation.measure.evaluate_job import EvaluateJob
-from ltrscale.evaluation.measure.headline import best_of, headline, opening
 from ltrscale.evaluation.measure.outliers import OutlierRule
+from ltrscale.evaluation.measure.page import best_of, headline, opening
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import EvaluateConfig
 from ltrscale.evaluation.measure.slices import ALL

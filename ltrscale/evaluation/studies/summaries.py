@@ -1,8 +1,11 @@
-"""Cross-validation: the joint summary of the evaluations of several folds, and its report.
+"""What several evaluations say together: those of the folds of a collection, and those on several goals.
 
 Every query is in the test part of one fold. Publications on such collections report means over folds, so the report has
 them too, with their standard error. Comparisons use the test queries of all folds together, which is far stronger than
 five comparisons on a fifth of the queries each.
+
+By several goals, a method dominates another if its mean is at least as high on every goal and higher on one. Those that
+no other dominates are the trade-offs to choose from.
 
 Shapes: Q groups of a fold or of all, t trials of a method, M metrics.
 """
@@ -10,15 +13,14 @@ Shapes: Q groups of a fold or of all, t trials of a method, M metrics.
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from ltrscale.arrays import Doubles
 from ltrscale.config import Strict
 from ltrscale.errors import InputError
-from ltrscale.evaluation.measure.group_file import read_group_metrics
-from ltrscale.evaluation.measure.report import Evaluation
+from ltrscale.evaluation.measure.report import Evaluation, read_group_metrics
 from ltrscale.evaluation.measure.slices import ALL
 from ltrscale.evaluation.pages import (
     ComparedMethods,
@@ -30,12 +32,15 @@ from ltrscale.evaluation.pages import (
     with_error,
 )
 from ltrscale.evaluation.statistics.blocks import Blocks
-from ltrscale.evaluation.statistics.summarise import Scope, scopes
+from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
+from ltrscale.evaluation.statistics.summarise import Scope, Summary, scopes
 from ltrscale.progress import Report
 from ltrscale.ranking.choices import metric_label
 from ltrscale.reports import charts
-from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text
-from ltrscale.reports.findings import commit_report
+from ltrscale.reports.document import Block, Chart, Document, Points, Section, Table, Text, cell
+from ltrscale.reports.findings import Findings, ReportStage, commit_report
+from ltrscale.stages.inputs import OutputUrl
+from ltrscale.stages.stage import Origin, Settings
 
 _OF_EVALUATIONS = set(ComparedMethods.model_fields)
 """Fields that the summary copies from its evaluations, which agree in them."""
@@ -73,25 +78,36 @@ class Crossval(ComparedMethods):
     methods: tuple[_CrossvalMethod, ...]
 
 
-def summarise_folds(
-    folds: Mapping[str, str], out: str, *, seed: int, made_by: Mapping[str, Any], report: Report
-) -> Crossval:
-    """Summarise the evaluations of all folds and commit `report.md`, its picture and `metrics.json` to a directory.
+class FoldSummary(ReportStage):
+    """Summarise the evaluations of all folds."""
 
-    `folds` has the URL of the committed evaluation of each fold; the number of resamples comes from these. `report`
-    receives the means over folds of each method.
+    stage: ClassVar = "crossval"
+    evaluations: dict[str, OutputUrl]
+    """Directory of each fold's evaluation."""
+    seed: int
 
-    Raises:
-        InputError: an evaluation is missing, has other methods, metrics or settings than the first, or the same test
-            groups as another.
-    """
-    evaluations = {fold: Evaluation.read(url) for fold, url in folds.items()}
-    _check_alike(evaluations)
-    result = _joint(evaluations, [read_group_metrics(url, evaluations[fold]) for fold, url in folds.items()], seed)
-    commit_report(out, result, document(result), made_by=made_by)
-    for method in result.methods:
-        report({"method": method.name, **{metric: means.mean for metric, means in method.folds.items()}})
-    return result
+    def identity(self) -> Settings:
+        """The folds in their order, the evaluation of each, and the seed of the intervals."""
+        return {"folds": [*self.evaluations], "evaluations": [*self.evaluations.values()], "seed": self.seed}
+
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return document(Crossval.read(self.out))
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Summarise, and commit the report; the number of resamples is that of the evaluations.
+
+        Raises:
+            InputError: an evaluation is missing, has other methods, metrics or settings than the first, or the same
+                test groups as another.
+        """
+        folds = {fold: Evaluation.read(url) for fold, url in self.evaluations.items()}
+        _check_alike(folds)
+        values = [read_group_metrics(url, folds[fold]) for fold, url in self.evaluations.items()]
+        result = _joint(folds, values, self.seed)
+        commit_report(self.out, result, document(result), made_by=origin)
+        for method in result.methods:
+            report({"method": method.name, **{metric: means.mean for metric, means in method.folds.items()}})
 
 
 def _check_alike(evaluations: Mapping[str, Evaluation]) -> None:
@@ -218,3 +234,132 @@ def _how_to_read(crossval: Crossval) -> list[str]:
         "training queries, which nothing here accounts for.",
         *how_to_read(crossval, (method.pooled for method in crossval.methods)),
     ]
+
+
+class TradeOff(Strict):
+    """A method's primary metric on the labels of each goal."""
+
+    method: str
+    of_goals: dict[str, Summary]
+    dominated_by: str | None
+    """A method that is at least as good by every goal and better by one; None on the front."""
+
+    @property
+    def means(self) -> list[float]:
+        """The mean on each goal."""
+        return [-1.0 if summary.mean is None else summary.mean for summary in self.of_goals.values()]
+
+
+class Front(Findings):
+    """`front.json` of a comparison on several goals."""
+
+    called: ClassVar = "a front"
+    made_by_job: ClassVar = "jobs.pipeline"
+    file: ClassVar = "front.json"
+    primary: str
+    trade_offs: tuple[TradeOff, ...]
+
+    @property
+    def kept(self) -> list[TradeOff]:
+        """The methods on the front, by the first goal."""
+        return sorted((t for t in self.trade_offs if t.dominated_by is None), key=lambda t: t.means, reverse=True)
+
+    @classmethod
+    def from_evaluations(cls, evaluations: Mapping[str, Evaluation]) -> Self:
+        """The front of the methods of several evaluations, one on the labels of each goal.
+
+        Raises:
+            InputError: they are of other methods, or in another primary metric.
+        """
+        first = next(iter(evaluations.values()))
+        found: dict[str, dict[str, Summary]] = {method.name: {} for method in first.methods}
+        for goal, evaluation in evaluations.items():
+            if [m.name for m in evaluation.methods] != [*found] or evaluation.primary != first.primary:
+                raise InputError(f"{goal}: its evaluation has other methods or another metric; run both again")
+            for method in evaluation.methods:
+                found[method.name][goal] = method.slices[ALL].summaries[first.primary]
+        alone = [TradeOff(method=name, of_goals=of, dominated_by=None) for name, of in found.items()]
+        trade_offs = tuple(each.replace(dominated_by=_dominating(each, alone)) for each in alone)
+        return cls(primary=first.primary, trade_offs=trade_offs)
+
+
+def _dominating(one: TradeOff, others: Sequence[TradeOff]) -> str | None:
+    """The first method that dominates one.
+
+    Example:
+        >>> of = dict(low=None, high=None, trials=(), std_error=None, groups=9, undefined=0, as_zero=None, as_one=None)
+        >>> figures = {"a": (0.5, 0.2), "b": (0.4, 0.2), "c": (0.1, 0.3)}
+        >>> goals = {m: {str(g): Summary(mean=v, **of) for g, v in enumerate(vs)} for m, vs in figures.items()}
+        >>> offs = [TradeOff(method=m, of_goals=each, dominated_by=None) for m, each in goals.items()]
+        >>> [_dominating(each, offs) for each in offs]
+        [None, 'a', None]
+    """
+    for other in others:
+        pairs = [*zip(other.means, one.means, strict=True)]
+        if all(theirs >= own for theirs, own in pairs) and any(theirs > own for theirs, own in pairs):
+            return other.method
+    return None
+
+
+class FrontSummary(ReportStage):
+    """Compare the methods by several goals at once."""
+
+    stage: ClassVar = "front"
+    evaluations: dict[str, OutputUrl]
+    """Directory of the evaluation on each goal."""
+
+    def page(self) -> Document:
+        """The report of the committed findings."""
+        return front_page(Front.read(self.out))
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Compare, and commit the report."""
+        front = Front.from_evaluations({goal: Evaluation.read(url) for goal, url in self.evaluations.items()})
+        commit_report(self.out, front, front_page(front), made_by=origin)
+        for each in front.kept:
+            report({"method": each.method, **dict(zip(each.of_goals, each.means, strict=True))})
+
+
+def front_page(front: Front) -> Document:
+    """The table of trade-offs, and a chart of each goal against the first."""
+    label, kept = metric_label(front.primary), front.kept
+    names = ", ".join(trade_off.method for trade_off in kept)
+    opening = [
+        Text(f"{len(kept)} of {len(front.trade_offs)} methods are dominated by no other: {names}."),
+        _table(front),
+    ]
+    draws = min(summary.draws for each in front.trade_offs for summary in each.of_goals.values())
+    few = [f"With fewer than {FEWEST_DRAWS} draws of labels, intervals are of the test groups alone."]
+    points = [
+        f"{label} on the labels of each goal, with 95% intervals over draws of labels and test groups.",
+        "A method dominates another if its means are at least as high for every goal, and one is higher.",
+        *(few if draws < FEWEST_DRAWS else []),
+    ]
+    return Document(
+        "Trade-offs between goals", [*opening, *_charts(front, label)], [Section("How to read", [Points(points)])]
+    )
+
+
+def _table(front: Front) -> Block:
+    rest = [each for each in front.trade_offs if each.dominated_by is not None]
+    return Table.from_rows(
+        [
+            {
+                "method": each.method,
+                **{goal: cell(summary) for goal, summary in each.of_goals.items()},
+                "dominated by": each.dominated_by or "-",
+            }
+            for each in (*front.kept, *rest)
+        ]
+    )
+
+
+def _charts(front: Front, label: str) -> Iterator[Block]:
+    x, *others = front.trade_offs[0].of_goals
+    for y in others:
+        rows = [
+            charts.tradeoff_row(each.method, each.of_goals[x], each.of_goals[y], faded=each.dominated_by is not None)
+            for each in front.trade_offs
+        ]
+        spec = charts.tradeoffs(rows, x=f"{label} of {x}", y=f"{label} of {y}")
+        yield Chart(spec, f"{label} of each method for {x} and {y}", f"front-{x}-{y}")
