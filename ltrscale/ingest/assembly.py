@@ -6,7 +6,7 @@ Shapes: Q groups, N rows or documents, F features.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ltrscale import storage
 from ltrscale.arrays import Bits
-from ltrscale.data.dataset.files import Counts, DataFiles
+from ltrscale.data.dataset.files import Counts, DataFiles, total_of
 from ltrscale.data.dataset.manifest import Accounting, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
 from ltrscale.data.dataset.tokens import TokenSummary, is_of_documents, summarise, summed
@@ -45,10 +45,11 @@ class Written:
     The accounting excludes query ids that only rejected rows have, since other units may have rows with them.
     """
 
-    def __init__(self, n_features: int, schema: pa.Schema | None = None, schema_of: str = "") -> None:
+    def __init__(self, n_features: int, schema_of: str) -> None:
         self.units = 0
         self.files: list[DataFiles] = []
-        self.schema, self.schema_of = schema, schema_of
+        self.schema: pa.Schema | None = None
+        self.schema_of = schema_of
         """The columns of the groups, and where they were found first."""
         self.accounting = Accounting()
         self.stats, self.labels, self.places = FeatureStats(n_features), LabelCounts(), LikePlaces(n_features)
@@ -127,7 +128,7 @@ def write_unit(
         InputError: a file is missing, cannot be decoded, or has other features than the first; a period is no valid
             directory name or is in the data set already.
     """
-    config, done = settings.config, Written(len(settings.features), schema_of=str(unit))
+    config, done = settings.config, Written(len(settings.features), str(unit))
     quarantine = Quarantine(commit, number=unit.number)
     validator = _validator(settings, unit, ids, quarantine)
     writer = DatasetWriter(
@@ -152,6 +153,24 @@ def write_unit(
     done.units, done.files, done.accounting = 1, [writer.close()], validator.accounting()
     done.quarantine, done.first_rejections = quarantine.close(), quarantine.first
     return done, UnitIds(*(np.sort(np.concatenate(hashes)) for hashes in (kept, [*others, *validator.others])))
+
+
+def write_units(
+    settings: UnitSettings,
+    units: Sequence[Unit],
+    before: Counts,
+    *,
+    commit: storage.Commit,
+    ids: QueryIds,
+    folder: Path,
+    advance: Advance,
+    take: Callable[[Written, UnitIds], None],
+) -> None:
+    """Write units one after the other, as `write_unit`; `take` receives them."""
+    for unit in units:
+        written, new_ids = write_unit(settings, unit, before, commit=commit, ids=ids, folder=folder, advance=advance)
+        before = total_of([before, *(files.counts() for files in written.files)])
+        take(written, new_ids)
 
 
 def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature]) -> RowBlock:

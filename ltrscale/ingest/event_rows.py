@@ -33,7 +33,7 @@ from ltrscale.ingest.event_tables import ACTS, LEFT, MADE, OWN, SHOWN, EventFile
 from ltrscale.ingest.events import ROWS_OF, Events
 from ltrscale.ingest.inputs import Inputs, Unit, cut_units, fingerprints, list_inputs
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.parallel import each_done
+from ltrscale.ingest.parallel import Call, each_done
 from ltrscale.ingest.source import File
 from ltrscale.origin import as_text, digest
 from ltrscale.progress import Report, log, progress
@@ -116,14 +116,11 @@ class _Settings:
     carried: pa.Schema
     parts: int
     memory: str
-    leases: tuple[storage.Lease, ...] = ()
 
     @staticmethod
     def of(job: EventRows, files: Sequence[File], parts: int) -> "_Settings":
         urls, carried = tuple(without_credentials(file.url) for file in files), job.source.carried(files)
-        return _Settings(
-            storage.absolute(job.out), job.source, urls, carried, parts, job.memory, storage.share_leases()
-        )
+        return _Settings(storage.absolute(job.out), job.source, urls, carried, parts, job.memory)
 
     @property
     def events(self) -> pa.Schema:
@@ -194,8 +191,9 @@ class _Work:
                 if time.monotonic() - self._saved_at >= _SAVE_S:
                     self._save()
 
-            calls = [(task, names[task], (self.settings, task, tasks[task])) for task in left]
-            each_done(_run, calls, take, ray=self.job.ray)
+            run = partial(_run, self.settings)
+            calls = [Call(partial(run, task, tasks[task]), names[task], partial(take, task)) for task in left]
+            each_done(calls, ray=self.job.ray)
         self._save()
 
     def _save(self) -> None:
@@ -207,7 +205,6 @@ def _run(
     settings: _Settings, name: str, work: Callable[["_Output"], None]
 ) -> tuple[tuple[storage.Placed, ...], dict[str, int]]:
     """Do a task; returns its files, which are in place, and its counts."""
-    storage.join_leases(settings.leases)
     with storage.scratch.directory() as folder, storage.Commit(settings.out, helping=True) as commit:
         with ExitStack() as files, ExitStack() as buffers:
             output = _Output(settings, name, commit, folder, files, buffers)

@@ -5,6 +5,7 @@ same output. Readers see nothing before the manifest is committed.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -12,20 +13,19 @@ from typing import Any, ClassVar
 
 from ltrscale import storage
 from ltrscale.config import Operational
-from ltrscale.data.dataset.feature_column import with_lists
-from ltrscale.data.dataset.files import DataFiles, total_of
+from ltrscale.data.dataset.files import Counts, DataFiles, total_of
 from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
 from ltrscale.data.dataset.tokens import put_vocabulary
 from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.ids import QueryIds
 from ltrscale.ingest import additions
 from ltrscale.ingest.additions import joined_manifests
-from ltrscale.ingest.assembly import UnitIds, Written, write_unit
+from ltrscale.ingest.assembly import UnitIds, Written, write_units
 from ltrscale.ingest.event_rows import EventRows
 from ltrscale.ingest.events import made_rows, place_of_rows
 from ltrscale.ingest.history_log import HistoryLog
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, cut_units, fingerprints, list_inputs
-from ltrscale.ingest.parallel import UnitsOnRay
+from ltrscale.ingest.parallel import UnitsOnRay, run_tasks
 from ltrscale.ingest.passes import find_fills, training_texts
 from ltrscale.ingest.remarks import (
     check_events,
@@ -38,11 +38,11 @@ from ltrscale.ingest.remarks import (
     warn_of_places,
 )
 from ltrscale.ingest.source import File
-from ltrscale.ingest.tables import parquet_schema
 from ltrscale.ingest.texts import Encoding, encoding_of
-from ltrscale.ingest.unfinished import Unfinished
+from ltrscale.ingest.unfinished import Unfinished, schema_of_groups
 from ltrscale.ingest.validate import total_accounting, with_counts
 from ltrscale.progress import Report, log, progress
+from ltrscale.runtime.engine import ray_cluster
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 from ltrscale.stages.stage import Origin, Stage
 
@@ -99,18 +99,19 @@ class PrepareJob(Stage):
                 a period has other counts than expected; an addition does not fit the data set, or making the data set
                 again would delete additions.
         """
-        config, files, events = self._rows()
-        with storage.Commit(self.out) as commit, storage.scratch.directory() as folder:
-            existing = _existing(config, self.out)
-            settings, units = _settings(config, files, existing, commit, folder, late=bool(events))
-            additions.check_rewritten(settings, self._known(), existing)
-            new, totals = _write(settings, units, commit, folder, existing, origin, ray=self.ray)
-            check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
-            check_expected(config.expect, new)
-            manifest = new.model_copy(update={"accounting": with_counts(new.accounting, events)})
-            if existing is not None:
-                manifest = additions.with_addition(existing.manifest, manifest)
-            manifest = commit_dataset(commit, manifest)
+        with ray_cluster(1) if self.ray else nullcontext(), storage.scratch.directory() as folder:
+            config, files, events = self._rows()
+            with storage.Commit(self.out) as commit:
+                existing = _existing(config, self.out)
+                settings, units = _settings(config, files, existing, commit, folder, late=bool(events))
+                additions.check_rewritten(settings, self._known(), existing)
+                new, totals = _write(settings, units, commit, folder, existing, origin, ray=self.ray)
+                check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
+                check_expected(config.expect, new)
+                manifest = new.model_copy(update={"accounting": with_counts(new.accounting, events)})
+                if existing is not None:
+                    manifest = additions.with_addition(existing.manifest, manifest)
+                manifest = commit_dataset(commit, manifest)
         report_counts(self.out, new, report, added=existing is not None)
         if not self.for_scoring:
             warn_of_labels(self.out, manifest, config.source)
@@ -238,43 +239,42 @@ def _write(
     ray: bool,
 ) -> tuple[Manifest, Written]:
     """Put all files in place; returns the manifest of these files alone, and its totals."""
-    ids, schema = QueryIds(folder), None
+    ids, totals = QueryIds(folder), Written(len(settings.features), settings.out)
     if existing is not None:
-        schema = with_lists(parquet_schema(storage.listed_file(existing.url, existing.manifest.files[0].path)))
+        totals.schema = schema_of_groups(existing.url, existing.manifest)
         if any(not unit.period for unit in units):
             additions.recall_ids(existing, ids, folder)
     unfinished = Unfinished(commit, origin, existing)
-    totals = Written(len(settings.features), schema, settings.out)
     unfinished.restore(totals, ids, folder)
-    earlier = (existing.manifest if existing else None, unfinished.manifest)
-    counts_before = total_of(manifest.counts() for manifest in earlier if manifest is not None)
-    if existing is not None and (erased := existing.manifest.erased):
-        counts_before = total_of([counts_before, (erased.groups, 0, 0)])  # no gid is given twice
-    units, total = units[unfinished.units :], len(units)
+    before, units = _counts_before(existing, unfinished.manifest), units[unfinished.units :]
 
     def take(written: Written, new_ids: UnitIds) -> None:
         ids.kept.push(new_ids.kept)
         ids.others.push(new_ids.others)
         totals.add(written)
         if unfinished.is_due and totals.units < len(units):
-            done, manifest = total - len(units) + totals.units, _manifest(totals, settings, origin, unfinished.manifest)
+            done, manifest = unfinished.units + totals.units, _manifest(totals, settings, origin, unfinished.manifest)
             unfinished.save(done, manifest, ids, totals)
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
-            UnitsOnRay(settings, units, counts_before, commit, ids, advance, take).write()
+            run_tasks(UnitsOnRay(settings, units, before, commit, ids, advance, take).following)
         else:
-            for unit in units:
-                written, new_ids = write_unit(
-                    settings, unit, counts_before, commit=commit, ids=ids, folder=folder, advance=advance
-                )
-                counts_before = total_of([counts_before, *(files.counts() for files in written.files)])
-                take(written, new_ids)
+            write_units(settings, units, before, commit=commit, ids=ids, folder=folder, advance=advance, take=take)
     query_ids = additions.record_ids(ids, existing, commit, folder)
     lost = len(ids.lost())
     manifest = _manifest(totals, settings, origin, unfinished.manifest, lost_groups=lost, query_ids=query_ids)
     commit.keep(manifest.quarantine)  # before any check, because errors point the user to these files
     return manifest, totals
+
+
+def _counts_before(existing: Dataset | None, finished: Manifest | None) -> Counts:
+    """The counts of the data set and of what an interrupted run has finished, so that no gid is given twice."""
+    counts = [finished.counts()] if finished is not None else []
+    if existing is not None:
+        counts += [existing.manifest.counts()]
+        counts += [Counts(erased.groups, 0, 0)] if (erased := existing.manifest.erased) else []
+    return total_of(counts)
 
 
 def _manifest(

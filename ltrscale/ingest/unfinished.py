@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from ltrscale import storage
 from ltrscale.data.dataset.feature_column import with_lists
 from ltrscale.data.dataset.manifest import Dataset, Manifest, parse_dataset_manifest
@@ -71,8 +73,7 @@ class Unfinished:
         totals.places = LikePlaces.restored(self._saved["places"], len(self.manifest.features))
         totals.first_rejections = [Rejection(**rejection) for rejection in self._saved["first_rejections"]]
         if totals.schema is None and self.manifest.files:
-            first = storage.listed_file(self._commit.url, self.manifest.files[0].path)
-            totals.schema = with_lists(parquet_schema(first))
+            totals.schema = schema_of_groups(self._commit.url, self.manifest)
             totals.schema_of = self._saved["schema_of"]
 
     @property
@@ -109,3 +110,8 @@ class Unfinished:
         with self._commit.file(f"unfinished/{name}-{{hash}}.npy") as path:
             write(path)
         return self._commit.files[-1]
+
+
+def schema_of_groups(url: str, manifest: Manifest) -> pa.Schema:
+    """The columns of the groups in a data set's files, of which there is at least one."""
+    return with_lists(parquet_schema(storage.listed_file(url, manifest.files[0].path)))
