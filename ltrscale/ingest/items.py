@@ -27,7 +27,7 @@ from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined
 from ltrscale.ingest.history import LINE, HistoryConfig
 from ltrscale.ingest.history_rows import RowHistory
-from ltrscale.ingest.mapping import ColumnMapping, Fill, Use
+from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.resolve import check_same_features, missing, require, resolve_features, with_optional
 from ltrscale.ingest.rows import Raw, RowBlock, RowTexts, keep
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
@@ -135,8 +135,7 @@ class Items(Source):
         """The time, keys and numbers of rows, for `history`."""
         url, joins = file.url, self.joins if own else ()
         whole = with_joined(self._schema(file), joins, self.columns.dialect, url)
-        uses: list[tuple[str, Use]] = [(time, "time"), *((name, "key") for name in keys)]
-        uses += [(name, "numeric") for name in numbers]
+        uses = [(time, "time"), *((name, "id") for name in keys), *((name, "number") for name in numbers)]
         for name, use in uses:
             require(whole, name, use, url)
         texts = {time, *keys, *join_keys(joins)}

@@ -317,8 +317,8 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             prepared(config_of(path, history={"features": {name: feature}}), tmp_path / "out")
         return str(error.value)
 
-    assert "no column 'brand' (key)" in refused({"kind": "count", "by": "brand"})
-    assert "'query' (numeric) should hold numbers" in refused({"kind": "count", "by": "item", "of": "query"})
+    assert "no column 'brand' (id)" in refused({"kind": "count", "by": "brand"})
+    assert "'query' (number) should hold numbers" in refused({"kind": "count", "by": "item", "of": "query"})
     assert "'user' has the name of a feature of history" in refused({"kind": "count", "by": "item"}, "user")
     with pytest.raises(ValidationError, match=r"columns\.time"):
         Items.model_validate({"columns": {**COLUMNS, "time": None}, "history": {"features": FEATURES}})
