@@ -63,7 +63,8 @@ class EventRows(Stage):
     """Do the tasks on a Ray cluster; the rows are the same."""
 
     @cached_property
-    def _files(self) -> list[File]:
+    def files(self) -> list[File]:
+        """The files of all tables, listed once."""
         files = list_inputs(self.read)
         if rewritten := [file.url for file in files if file.is_rewritten]:
             raise InputError(
@@ -74,7 +75,7 @@ class EventRows(Stage):
 
     def inputs(self) -> dict[str, str]:
         """Fingerprints of the files."""
-        return fingerprints(self._files, self.source)
+        return fingerprints(self.files, self.source)
 
     def work(self, origin: Origin, report: Report) -> None:
         """Write the rows, and the events that are left over with their reasons.
@@ -82,15 +83,15 @@ class EventRows(Stage):
         Raises:
             InputError: a file cannot be decoded or is none of the tables; no item was shown; or as `database`.
         """
-        sizes = storage.at_once(storage.size, [file.url for file in self._files])
-        units = cut_units(self._files, sizes, unit_bytes=self.unit_mb * 2**20, sort=False)
+        sizes = storage.at_once(storage.size, [file.url for file in self.files])
+        units = cut_units(self.files, sizes, unit_bytes=self.unit_mb * 2**20, sort=False)
         parts = max(1, round(sum(sizes) / (self.unit_mb * 2**20)))
         with storage.Commit(self.out) as commit:
-            work = _Work(self, commit, _Settings.of(self, self._files, parts), digest("1" + as_text(origin)))
+            work = _Work(self, commit, _Settings.of(self, self.files, parts), digest("1" + as_text(origin)))
             counts = work.done(units)
             if not counts["rows"]:
                 raise InputError(
-                    f"{self._files[0].url}: no item is shown in a list; see docs/events.md ({dict(counts)})"
+                    f"{self.files[0].url}: no item is shown in a list; see docs/events.md ({dict(counts)})"
                 )
             listed = [vars(file) for file in commit.files if file.path.startswith((ROWS_OF, _LEFT_OF))]
             made = {"counts": dict(sorted(counts.items())), "made_by": dict(origin)}

@@ -93,11 +93,6 @@ class Events(Source):
         return {*named_columns(names, uses.features)} - others
 
 
-def place_of_rows(data: str) -> str:
-    """The directory of the rows that a data set is made of."""
-    return f"{data.rstrip('/')}-rows"
-
-
 def made_rows(url: str) -> tuple[list[File], dict[str, int]]:
     """The files of rows of a directory of `EventRows`, by period and part, and its counts of events."""
     manifest = storage.read_manifest(url) or {"files": [], "counts": {}}

@@ -13,11 +13,11 @@ from pydantic import BeforeValidator, Field, model_validator
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Dataset, Feature
-from ltrscale.data.dataset.origin import first_source, inputs_of, read_as
+from ltrscale.data.dataset.origin import first_source, inputs_of, place_beside, read_as
 from ltrscale.data.dataset.writer import Compression
 from ltrscale.errors import InputError
 from ltrscale.ingest.baidu import BaiduUltr
-from ltrscale.ingest.events import Events, made_rows, place_of_rows
+from ltrscale.ingest.events import Events, made_rows
 from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.lakes import Lake, table_version
@@ -170,7 +170,7 @@ def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
 def raw_files(dataset: Dataset) -> list[str]:
     """The files of raw rows that made a data set, if they still exist; of events those of the rows that they became."""
     if read_as(dataset).get("source", {}).get("kind") == "events":
-        return [file.url for file in made_rows(place_of_rows(first_source(dataset).url))[0]]
+        return [file.url for file in made_rows(place_beside(first_source(dataset).url, "rows"))[0]]
     urls = []
     for entry in inputs_of(dataset):
         try:

@@ -15,6 +15,7 @@ from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.data.dataset.files import Counts, DataFiles, total_of
 from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
+from ltrscale.data.dataset.origin import place_beside
 from ltrscale.data.dataset.tokens import put_vocabulary
 from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.ids import QueryIds
@@ -22,7 +23,7 @@ from ltrscale.ingest import additions
 from ltrscale.ingest.additions import joined_manifests
 from ltrscale.ingest.assembly import UnitIds, Written, write_units
 from ltrscale.ingest.event_rows import EventRows
-from ltrscale.ingest.events import made_rows, place_of_rows
+from ltrscale.ingest.events import made_rows
 from ltrscale.ingest.history_log import HistoryLog
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, cut_units, fingerprints, list_inputs
 from ltrscale.ingest.parallel import UnitsOnRay, run_tasks
@@ -128,36 +129,36 @@ class PrepareJob(Stage):
 
         What these need is made first: the features of history, or the rows that events become.
         """
-        config = self.own_settings()
-        if (history := self._history) is not None:
-            history.run()
-        if config.source.rows is config.source:
+        config, first = self.own_settings(), self._first
+        if first is not None:
+            first.run()
+        if not isinstance(first, EventRows):
             return config, [file for file in self._known() if not file.is_rewritten], {}
-        out = place_of_rows(self.out)
-        shared = {"source": config.source, "unit_mb": config.unit_mb, "memory": config.sort_memory, "ray": self.ray}
-        EventRows.model_validate({"out": out, "read": config.inputs, **shared}).run()
-        files, counts = made_rows(out)
-        check_events(out, counts, config.max_rejected)
-        return config.replace(source=config.source.rows), files, counts
+        files, counts = made_rows(first.out)
+        check_events(first.out, counts, config.max_rejected)
+        return config.replace(source=first.source.rows), files, counts
 
     @cached_property
     def _listed(self) -> list[File]:
         """The files of the inputs, listed once."""
-        return self._history.files if self._history else list_inputs(self.own_settings().inputs)
+        return self._first.files if self._first else list_inputs(self.own_settings().inputs)
 
     def _known(self) -> list[File]:
         """These files, with the features of earlier events."""
-        if (history := self._history) is None:
+        if not isinstance(self._first, HistoryLog):
             return self._listed
-        return [replace(file, history=known) for file, known in zip(self._listed, history.known(), strict=True)]
+        return [replace(file, history=known) for file, known in zip(self._listed, self._first.known(), strict=True)]
 
     @cached_property
-    def _history(self) -> HistoryLog | None:
-        """What computes the features of earlier events; None if the source has none."""
+    def _first(self) -> EventRows | HistoryLog | None:
+        """What makes rows of events, or computes the features of earlier ones."""
         config = self.own_settings()
-        if config.source.known_before is None:
-            return None
-        return HistoryLog(out=f"{self.out.rstrip('/')}-history", prepare=config, ray=self.ray)
+        if config.source.rows is not config.source:
+            shared = {"source": config.source, "unit_mb": config.unit_mb, "memory": config.sort_memory, "ray": self.ray}
+            return EventRows.model_validate({"out": place_beside(self.out, "rows"), "read": config.inputs, **shared})
+        if config.source.known_before is not None:
+            return HistoryLog(out=place_beside(self.out, "history"), prepare=config, ray=self.ray)
+        return None
 
     @property
     def _files(self) -> list[File]:

@@ -411,6 +411,21 @@ def test_what_was_finished_is_not_done_again(tmp_path: Path, monkeypatch: pytest
     assert below == {storage.MANIFEST, *listed}
 
 
+def test_a_file_that_comes_while_events_are_read_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_another_file(job: EventRows) -> bool:
+        write_json(log_of(60, seed=1), tmp_path / "log" / "0.jsonl")
+        return run(job)
+
+    run = EventRows.run
+    write_json(log_of(60, seed=0), tmp_path / "log" / "1.jsonl")
+    monkeypatch.setattr(EventRows, "run", with_another_file)
+    counted = [
+        prepare(config(str(tmp_path / "log"), max_rejected=1), str(tmp_path / "out")).manifest.accounting.rules
+        for _ in range(2)
+    ]
+    assert [rules["events_in"] for rules in counted] == [66, 132]
+
+
 def data_of(dataset: Dataset) -> list[bytes]:
     return [storage.read_bytes(storage.join(dataset.url, file.path)) for file in dataset.manifest.files]
 

@@ -282,9 +282,8 @@ def test_rows_that_changed_after_their_history_was_made_are_refused(
 ) -> None:
     path = write(tmp_path / "log.parquet", log())
     job = PrepareJob(out=str(tmp_path / "out"), prepare=config_of(path, history={"features": FEATURES}))
-    history = job._history
-    assert history is not None
-    history.run()
+    assert job._first is not None
+    job._first.run()
     write(path, log(n=70))
     monkeypatch.setattr(history_log.HistoryLog, "run", lambda _: False)
     with pytest.raises(InputError, match="other rows than when its history was made"):
