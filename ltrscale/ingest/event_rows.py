@@ -8,7 +8,7 @@ number of parts depends on the size of the input only, and the rows of a list do
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -86,9 +86,10 @@ class EventRows(Stage):
         sizes = storage.at_once(storage.size, [file.url for file in self.files])
         units = cut_units(self.files, sizes, unit_bytes=self.unit_mb * 2**20, sort=False)
         parts = max(1, round(sum(sizes) / (self.unit_mb * 2**20)))
+        urls, carried = [without_credentials(file.url) for file in self.files], self.source.carried(self.files)
+        settings = _Settings(storage.absolute(self.out), self.source, urls, carried, parts, self.memory)
         with storage.Commit(self.out) as commit:
-            work = _Work(self, commit, _Settings.of(self, self.files, parts), digest("1" + as_text(origin)))
-            counts = work.done(units)
+            counts = _Work(settings, commit, digest("1" + as_text(origin)), self.ray).done(units)
             if not counts["rows"]:
                 raise InputError(
                     f"{self.files[0].url}: no item is shown in a list; see docs/events.md ({dict(counts)})"
@@ -97,11 +98,8 @@ class EventRows(Stage):
             made = {"counts": dict(sorted(counts.items())), "made_by": dict(origin)}
             commit.finish({"format": "ltrscale-event-rows", "files": listed, **made})
         report({"stage": self.stage, **counts})
-        log.info("%s: %s: %s", self.stage, self.out, _shown(counts))
-
-
-def _shown(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        shown = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        log.info("%s: %s: %s", self.stage, self.out, shown)
 
 
 _LEFT_OF, _DEALT = "left-over/", "dealt/"
@@ -113,15 +111,10 @@ class _Settings:
 
     out: str
     source: Events
-    urls: tuple[str, ...]
+    urls: Sequence[str]
     carried: pa.Schema
     parts: int
     memory: str
-
-    @staticmethod
-    def of(job: EventRows, files: Sequence[File], parts: int) -> "_Settings":
-        urls, carried = tuple(without_credentials(file.url) for file in files), job.source.carried(files)
-        return _Settings(storage.absolute(job.out), job.source, urls, carried, parts, job.memory)
 
     @property
     def events(self) -> pa.Schema:
@@ -142,10 +135,10 @@ class _Settings:
 class _Work:
     """The steps, and what is finished of them: the files and counts of each task, by its name."""
 
-    job: EventRows
-    commit: storage.Commit
     settings: _Settings
+    commit: storage.Commit
     identity: str
+    ray: bool
 
     def __post_init__(self) -> None:
         saved = self.commit.saved if self.commit.saved.get("identity") == self.identity else {}
@@ -155,14 +148,14 @@ class _Work:
 
     def done(self, units: Sequence[Unit]) -> Counter[str]:
         """The counts of all steps, once they are done."""
-        parts, merge = range(self.settings.parts), self.job.source.merge is not None
+        parts = range(self.settings.parts)
         ends = np.cumsum([len(unit.files) for unit in units]).tolist()
         read = [partial(_read, unit, range(end - len(unit.files), end)) for unit, end in zip(units, ends, strict=True)]
         self._step("read", read, [str(unit) for unit in units])
         if self._counts()["waiting"]:
             self._step("session", [partial(_by_session, part, self._dealt("session")) for part in parts])
         self._step("query", [partial(_by_query, part, self._dealt("query")) for part in parts])
-        if merge:
+        if self.settings.source.merge is not None:
             self._step("name", [partial(_by_name, part, self._dealt("name")) for part in parts])
         counts = self._counts()
         del counts["waiting"]
@@ -194,7 +187,7 @@ class _Work:
 
             run = partial(_run, self.settings)
             calls = [Call(partial(run, task, tasks[task]), names[task], partial(take, task)) for task in left]
-            each_done(calls, ray=self.job.ray)
+            each_done(calls, ray=self.ray)
         self._save()
 
     def _save(self) -> None:
@@ -228,13 +221,11 @@ class _Output:
         self.settings, self.folder = settings, folder
         self.counts: Counter[str] = Counter()
         self._name, self._commit, self._files, self._buffers = name, commit, files, buffers
-        self.left = self._buffer(LEFT, self._left())
-        """Takes events that are left over."""
-
-    def _left(self) -> Callable[[pa.Table], None]:
-        """Writes events that are left over, with the names of their files."""
-        write, urls = self._write(f"{_LEFT_OF}{self._name}", self._files), pa.array(self.settings.urls)
-        return lambda rows: write(rows.set_column(0, "file", urls.take(rows["file"].combine_chunks())))
+        write, urls = self._write(f"{_LEFT_OF}{name}", files), pa.array(settings.urls)
+        self.left = self._buffer(
+            LEFT, lambda rows: write(rows.set_column(0, "file", urls.take(rows["file"].combine_chunks())))
+        )
+        """Takes events that are left over, and writes them with the names of their files."""
 
     def dealt(self, step: str, schema: pa.Schema, key: str) -> "_Buffer":
         """Takes rows, and writes them for a step in runs of one part each, by a hash of their key, else their query."""

@@ -6,13 +6,13 @@ Shapes: N rows of a batch, M events: one for each row, or for each item of a row
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from ltrscale.arrays import Bools, Ints
 from ltrscale.config import Config
@@ -24,7 +24,7 @@ from ltrscale.ingest.json_lines import NestedReader, sniffed_objects
 from ltrscale.ingest.mapping import named_columns
 from ltrscale.ingest.rows import Raw
 from ltrscale.ingest.source import File
-from ltrscale.ingest.tables import file_form, parquet_schema, read_parquet
+from ltrscale.ingest.tables import ColumnNames, file_form, parquet_schema, read_parquet
 
 Act = Literal["shown", "click", "cart", "order"]
 ACTS: tuple[Act, ...] = ("shown", "click", "cart", "order")
@@ -62,12 +62,6 @@ _JOINED = "|"
 _NUMBER = r"^\s*-?[0-9]+(\.[0-9]+)?\s*$"
 
 
-def _named(value: Any) -> Any:
-    """A mapping; one path or several become a mapping to themselves."""
-    paths = (value,) if isinstance(value, str) else value
-    return dict(zip(paths, paths, strict=True)) if isinstance(paths, list | tuple) else paths
-
-
 class EventTable(Config):
     """The uses of the columns of a table of events.
 
@@ -103,7 +97,7 @@ class EventTable(Config):
     id: str | None = None
     """Column with the id of the event: of several with one id and item, one counts. By default of several that are
     equal in all of these columns."""
-    columns: Annotated[dict[str, str], BeforeValidator(_named)] = Field(default_factory=dict)
+    columns: ColumnNames = Field(default_factory=dict)
     """Columns that come with the items shown, such as features and texts of queries: their names, prefixes with `*`, or
     {new name: path}."""
 
