@@ -37,6 +37,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest.categories import RecordedCodes, merged_texts
 from ltrscale.ingest.inputs import UnitSettings
 from ltrscale.ingest.mapping import named_columns
+from ltrscale.ingest.rows import periods_of
 from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.tables import read_schema
 from ltrscale.ingest.validate import total_accounting
@@ -153,9 +154,7 @@ def check_rewritten(settings: UnitSettings, files: Sequence[File], existing: Dat
     read = source.open(settings.features, first=settings.first.url, encoders={}, encoding=settings.encoding)
     for file in (file for file in files if file.is_rewritten):
         for block in read(file):
-            whole = file.period or block.period or settings.config.period
-            dated = None if file.period else block.periods_N
-            periods.update([whole] if dated is None else dated.fill_null(settings.config.period).unique().to_pylist())
+            periods.update(periods_of(block, file.period or "", settings.config.period).unique().to_pylist())
     if new := sorted(periods - {*existing.manifest.periods} if existing else ()):
         raise InputError(
             f"{settings.out}: the table has written period {new[0]!r} together with rows of earlier ones that it has "

@@ -2,15 +2,15 @@
 
 Memory holds one block of rows, the open group, and a few megabytes per period that wait for their row group.
 
-Shapes: Q groups, N rows or documents, F features.
+Shapes: Q groups, N rows or documents, F features, K features that may still follow the place, P pairs of neighbours.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.arrays import Bits
+from ltrscale.arrays import Bits, Floats, Ints
 from ltrscale.data.dataset.files import Counts, DataFiles, total_of
 from ltrscale.data.dataset.manifest import Accounting, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
@@ -28,15 +28,64 @@ from ltrscale.data.ids import QueryIds
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
-from ltrscale.ingest.places import LikePlaces
-from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock
+from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock, periods_of
 from ltrscale.ingest.sort import sort_rows
 from ltrscale.ingest.source import Reader
 from ltrscale.ingest.texts import FULL
 from ltrscale.ingest.validate import Groups, Validator, to_table, total_accounting
 from ltrscale.progress import Advance
 
+_FEWEST = 20
+"""Pairs of documents to compare; fewer may agree by chance."""
 _PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
+
+
+class LikePlaces:
+    """Finds features that follow the place, from streamed groups; few candidates are left after the first groups."""
+
+    def __init__(self, n_features: int) -> None:
+        self._pairs = 0
+        self._rises_F = np.ones(n_features, np.bool_)
+        self._falls_F = np.ones(n_features, np.bool_)
+
+    def add(self, features_NF: Floats, positions_N: pa.Array, offsets_Q1: Ints) -> None:
+        """Add whole groups; documents without a position are left out."""
+        places_N = np.asarray(positions_N.to_numpy(zero_copy_only=False), np.float64)
+        group_N = np.repeat(np.arange(len(offsets_Q1) - 1), np.diff(offsets_Q1))
+        order_N = np.lexsort((places_N, group_N))
+        before_P, after_P = order_N[:-1], order_N[1:]
+        rises_P = (group_N[before_P] == group_N[after_P]) & (places_N[before_P] < places_N[after_P])  # NaN is no place
+        self._pairs += int(rises_P.sum())
+        columns_K = np.flatnonzero(self._rises_F | self._falls_F)
+        x_NK = features_NF[:, columns_K]
+        step_PK = x_NK[after_P[rises_P]] - x_NK[before_P[rises_P]]
+        self._rises_F[columns_K] &= (step_PK > 0).all(axis=0)
+        self._falls_F[columns_K] &= (step_PK < 0).all(axis=0)
+
+    def merge(self, other: "LikePlaces") -> None:
+        """Add the groups of another instance."""
+        self._pairs += other._pairs
+        self._rises_F &= other._rises_F
+        self._falls_F &= other._falls_F
+
+    def state(self) -> dict[str, Any]:
+        """All that it knows, as plain data."""
+        rises, falls = (np.flatnonzero(each_F).tolist() for each_F in (self._rises_F, self._falls_F))
+        return {"pairs": self._pairs, "rises": rises, "falls": falls}
+
+    @classmethod
+    def restored(cls, state: Mapping[str, Any], n_features: int) -> Self:
+        """The instance that had this state."""
+        restored, numbers_F = cls(n_features), np.arange(n_features)
+        restored._pairs = state["pairs"]
+        restored._rises_F = np.isin(numbers_F, state["rises"])
+        restored._falls_F = np.isin(numbers_F, state["falls"])
+        return restored
+
+    def among(self, features: Sequence[Feature]) -> list[str]:
+        """The names of the features that order every list alike."""
+        alike_F = (self._rises_F | self._falls_F) if self._pairs >= _FEWEST else np.zeros(len(features), np.bool_)
+        return [feature.name for feature, alike in zip(features, alike_F, strict=True) if alike]
 
 
 class Written:
@@ -276,18 +325,16 @@ def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Itera
     advance(0, (1 - done) * size)
 
 
-def _periods(groups: Groups, settings: UnitSettings, unit: Unit) -> str | pa.StringArray:
-    """The period of all groups, or one for each group: that of its first row."""
-    rows = groups.rows
-    if unit.period or rows.periods_N is None:
-        return _free(unit.period or rows.period or settings.config.period, rows.file, settings)
-    coded = rows.periods_N.take(pa.array(groups.offsets_Q1[:-1])).fill_null("").dictionary_encode()
-    names = [_free(name or settings.config.period, rows.file, settings) for name in coded.dictionary.to_pylist()]
-    return pa.array(names, pa.string()).take(coded.indices)
+def _periods(groups: Groups, settings: UnitSettings, unit: Unit) -> pa.StringArray:
+    """The period of each group, that of its first row, checked to be a valid directory name and not taken."""
+    firsts = pa.array(groups.offsets_Q1[:-1])
+    coded = periods_of(groups.rows, unit.period, settings.config.period).take(firsts).dictionary_encode()
+    for period in coded.dictionary.to_pylist():
+        _check_period(period, groups.rows.file, settings)
+    return coded.dictionary.take(coded.indices)
 
 
-def _free(period: str, file: str, settings: UnitSettings) -> str:
-    """The period, checked to be a valid directory name and not taken."""
+def _check_period(period: str, file: str, settings: UnitSettings) -> None:
     if period in settings.taken:
         raise InputError(
             f"{file}: period {period!r} is in {settings.out} already, and only new periods can be added, or late "
@@ -298,4 +345,3 @@ def _free(period: str, file: str, settings: UnitSettings) -> str:
         raise InputError(
             f"{file}: period {period[:100]!r} cannot name a directory; use letters, digits, . _ + and -, at most 100"
         )
-    return period

@@ -1,4 +1,4 @@
-"""Features of a row from the events before it: their configs, and the SQL that computes them here and where they serve.
+"""Features of a row from the events before it: configs, the SQL that computes them here and where they serve, and rows.
 
 An event is a row of the log, or of a table of its own. It is known at t_e, some `delay` after its time; t is the time
 of a row, and both are cut to whole `step`s. Of the events with the row's values of `by`,
@@ -11,20 +11,27 @@ of a row, and both are cut to whole `step`s. Of the events with the row's values
 Sums of (2) and (3) are of decimals with nine digits, so that no order of rows changes them. A half-life multiplies
 them by 2^((t_e - t_b) / half_life), where t_b is the start of a block of 500 half-lives, and adds up those of the
 block of t and of the one before; events that are older than 500 half-lives do not count.
+
+Shapes: N rows of a block, M rows that were read and are still to come.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
+import numpy as np
+import pyarrow as pa
 from pydantic import Field, model_validator
 
+from ltrscale.arrays import Ints
 from ltrscale.config import Config
-from ltrscale.ingest.tables import ColumnNames
+from ltrscale.errors import InputError
+from ltrscale.ingest.tables import ColumnNames, parquet_schema, read_parquet
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _BLOCK = 500
 """Half-lives of a block: weights between 2^-500 and 2^500 are numbers of double precision."""
+_BATCH_ROWS = 1 << 16
 LINE = "__line__"
 """The column with the line of a row in its file."""
 SqlDialect = Literal["duckdb", "bigquery"]
@@ -322,3 +329,42 @@ class _Known:
 
     def _named(self, aggregate: str) -> str:
         return self.sums.setdefault(aggregate, f"s{len(self.sums)}")
+
+
+class RowHistory:
+    """The features of a file's rows, from files that have them in the order of its lines, some columns each."""
+
+    def __init__(self, file: str, urls: Sequence[str], names: Collection[str]) -> None:
+        self._file, self._names = file, names
+        self._parts = zip(*(read_parquet(url, parquet_schema(url).names, _BATCH_ROWS) for url in urls), strict=True)
+        self._waiting: pa.Table | None = None
+
+    def at(self, lines_N: Ints) -> dict[str, pa.Array]:
+        """The features of the rows at these lines, which lie behind those of the call before."""
+        if not len(lines_N):
+            return dict.fromkeys(self._names, pa.array([], pa.float32()))
+        while (lines_M := self._lines()).max(initial=-1) < lines_N[-1]:
+            self._waiting = self._next()
+        assert self._waiting is not None
+        place_N = np.searchsorted(lines_M, lines_N)
+        if (lines_M[place_N] != lines_N).any():
+            raise self._changed()
+        rows = self._waiting.drop_columns(LINE).take(pa.array(place_N)).combine_chunks()
+        self._waiting = self._waiting.slice(int(place_N[-1]) + 1)
+        return {name: column.combine_chunks() for name, column in zip(rows.column_names, rows.columns, strict=True)}
+
+    def _lines(self) -> Ints:
+        return np.empty(0, np.int64) if self._waiting is None else self._waiting.column(LINE).to_numpy()
+
+    def _next(self) -> pa.Table:
+        """The rows that wait, and the next ones of all files."""
+        if (parts := next(self._parts, None)) is None:
+            raise self._changed()
+        table = pa.Table.from_batches([parts[0].rows])
+        for part in parts[1:]:
+            for name in part.rows.schema.names[1:]:
+                table = table.append_column(name, part.rows.column(name))
+        return table if self._waiting is None else pa.concat_tables([self._waiting, table])
+
+    def _changed(self) -> InputError:
+        return InputError(f"{self._file}: has other rows than when its history was made; run the same command again")

@@ -25,8 +25,7 @@ from ltrscale.data.vectors import similarity
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined
-from ltrscale.ingest.history import LINE, HistoryConfig
-from ltrscale.ingest.history_rows import RowHistory
+from ltrscale.ingest.history import LINE, HistoryConfig, RowHistory
 from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.resolve import check_same_features, missing, require, resolve_features, with_optional
 from ltrscale.ingest.rows import Raw, RowBlock, RowTexts, keep

@@ -1,24 +1,33 @@
 """Turns raw input into a data set directory: read, validate, group, partition by period, write, commit.
 
 The input is cut into units (`inputs`), processed one after the other (`assembly`) or in parallel (`parallel`) with the
-same output. Readers see nothing before the manifest is committed.
+same output. Texts to learn from, and medians that fill gaps, are looked for first. Readers see nothing before the
+manifest is committed.
+
+Shapes: N rows, F features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
+
 from ltrscale import storage
+from ltrscale.arrays import Bools, Floats
 from ltrscale.config import Operational
 from ltrscale.data.dataset.files import Counts, DataFiles, total_of
 from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
 from ltrscale.data.dataset.origin import place_beside
 from ltrscale.data.dataset.tokens import put_vocabulary
 from ltrscale.data.dataset.writer import commit_dataset
-from ltrscale.data.ids import QueryIds
+from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
+from ltrscale.errors import InputError
 from ltrscale.ingest import additions
 from ltrscale.ingest.additions import joined_manifests
 from ltrscale.ingest.assembly import UnitIds, Written, write_units
@@ -26,8 +35,8 @@ from ltrscale.ingest.event_rows import EventRows
 from ltrscale.ingest.events import made_rows
 from ltrscale.ingest.history_log import HistoryLog
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, cut_units, fingerprints, list_inputs
+from ltrscale.ingest.mapping import Fill
 from ltrscale.ingest.parallel import UnitsOnRay, run_tasks
-from ltrscale.ingest.passes import find_fills, training_texts
 from ltrscale.ingest.remarks import (
     check_events,
     check_expected,
@@ -38,14 +47,17 @@ from ltrscale.ingest.remarks import (
     warn_of_labels,
     warn_of_places,
 )
+from ltrscale.ingest.rows import RowBlock, periods_of
 from ltrscale.ingest.source import File
-from ltrscale.ingest.texts import Encoding, encoding_of
+from ltrscale.ingest.texts import Encoding, TokenizerConfig, encoding_of
 from ltrscale.ingest.unfinished import Unfinished, schema_of_groups
 from ltrscale.ingest.validate import total_accounting, with_counts
 from ltrscale.progress import Report, log, progress
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 from ltrscale.stages.stage import Origin, Stage
+
+_MOST_VALUES = 1 << 20
 
 
 class PrepareJob(Stage):
@@ -201,7 +213,7 @@ def _settings(
     sizes = storage.at_once(storage.size, [file.url for file in files])
     units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
     settings = replace(settings, encoding=_encoding(settings, units, existing, commit, folder))
-    source = config.source.filled(find_fills(settings, units, existing))
+    source = config.source.filled(_find_fills(settings, units, existing))
     return replace(settings, config=config.replace(source=source)), units
 
 
@@ -214,8 +226,98 @@ def _encoding(
         return None
     if existing is not None:
         return encoding_of(existing.url)
-    new = tokens.tokenizer.open(lambda: training_texts(settings, units, tokens.tokenizer, folder))
+    new = tokens.tokenizer.open(lambda: _training_texts(settings, units, tokens.tokenizer, folder))
     return replace(new, vocabulary=put_vocabulary(new.vocabulary, new.content, commit)) if new.content else new
+
+
+def _training_texts(
+    settings: UnitSettings, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path
+) -> Iterator[list[str]]:
+    """The texts of all token fields in the periods that a tokenizer is trained on, each distinct text once."""
+    if not tokenizer.learns_from:
+        return
+    fields = {field.column for field in settings.config.source.token_fields}
+    seen = SeenHashes(folder)
+    for block, wanted_N in _in_periods(settings, units, tokenizer.learns_from):
+        for column in (column for name, column in block.columns.items() if name in fields):
+            texts = column.filter(pa.array(wanted_N)).unique().drop_null().to_pylist()
+            new = ~seen.add(hash_ids(texts))
+            yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
+
+
+def _find_fills(settings: UnitSettings, units: Sequence[Unit], existing: Dataset | None) -> dict[str, float]:
+    """The fill value of each filled feature; from the data set that is added to, if there is one."""
+    mapping = settings.config.source.mapping
+    fills = mapping.fills_of(settings.features) if mapping else {}
+    if existing is not None:
+        _check_same(existing, fills)
+        return existing.manifest.fills
+    constants = {name: float(np.float32(value)) for name, value in fills.items() if value != "median"}
+    return constants | _medians([name for name, value in fills.items() if value == "median"], settings, units)
+
+
+def _check_same(dataset: Dataset, new_fills: Mapping[str, Fill]) -> None:
+    old_fills = dataset.manifest.fills
+    for name in sorted(new_fills.keys() | old_fills.keys()):
+        new, old = new_fills.get(name), old_fills.get(name)
+        same = new == "median" or (new is not None and float(np.float32(new)) == old)
+        if (new is None) != (old is None) or not same:
+            state = "stay missing" if old is None else f"are {old:g}"
+            raise InputError(
+                f"{dataset.url}: missing values of {name!r} {state} there; prepare with the same fill, or into another "
+                "directory"
+            )
+
+
+def _medians(names: Sequence[str], settings: UnitSettings, units: Sequence[Unit]) -> dict[str, float]:
+    """The medians of some features over rows of the configured periods, by default over all rows."""
+    if not names:
+        return {}
+    assert settings.config.source.mapping is not None
+    periods = settings.config.source.mapping.fill_periods
+    places = [[feature.name for feature in settings.features].index(name) for name in names]
+    values = [_Values() for _ in names]
+    for block, wanted_N in _in_periods(settings, units, periods):
+        rows_NF = block.features_NF[wanted_N]
+        for place, each in zip(places, values, strict=True):
+            each.add(rows_NF[:, place])
+    if empty := [name for name, each in zip(names, values, strict=True) if not each.seen]:
+        where = f" in {', '.join(periods)}" if periods else ""
+        raise InputError(f"fill: {empty[0]!r} has no value{where}, so no median; give a number, or other fill_periods")
+    return {name: each.median() for name, each in zip(names, values, strict=True)}
+
+
+def _in_periods(
+    settings: UnitSettings, units: Sequence[Unit], wanted: Sequence[str]
+) -> Iterator[tuple[RowBlock, Bools]]:
+    """The rows, with a mask of those in some periods, given by name or as ranges A..B; all if none are given."""
+    config = settings.config
+    read = config.source.open(settings.features, first=settings.first.url, encoders={}, encoding=settings.encoding)
+    ranges = [(first, last if dots else first) for first, dots, last in (each.partition("..") for each in wanted)]
+    for unit in units:
+        for block in chain.from_iterable(map(read, unit.files)):
+            coded = periods_of(block, unit.period, config.period).dictionary_encode()
+            names = coded.dictionary.to_pylist()
+            inside = [not ranges or any(first <= name <= last for first, last in ranges) for name in names]
+            yield block, np.array(inside, bool)[coded.indices.to_numpy()]
+
+
+class _Values:
+    """Values of a feature for their median; beyond a million, only every second, fourth, ... value."""
+
+    def __init__(self) -> None:
+        self.seen, self._step, self._kept = 0, 1, [np.empty(0, np.float32)]
+
+    def add(self, values_N: Floats) -> None:
+        """Add the finite ones."""
+        values_n = values_N[np.isfinite(values_N)]
+        self._kept.append(values_n[-self.seen % self._step :: self._step].copy())
+        self.seen += len(values_n)
+        while sum(map(len, self._kept)) > _MOST_VALUES:
+            self._kept, self._step = [np.concatenate(self._kept)[::2]], 2 * self._step
+
+    def median(self) -> float:
+        return float(np.float32(np.median(np.concatenate(self._kept).astype(np.float64))))
 
 
 def _existing(config: PrepareConfig, out: str) -> Dataset | None:

@@ -19,9 +19,8 @@ from ltrscale.data.dataset.manifest import Dataset, Manifest, parse_dataset_mani
 from ltrscale.data.ids import QueryIds, save_hashes
 from ltrscale.errors import without_credentials
 from ltrscale.ingest.additions import mapped_ids
-from ltrscale.ingest.assembly import Written
+from ltrscale.ingest.assembly import LikePlaces, Written
 from ltrscale.ingest.categories import CategoryEncoder
-from ltrscale.ingest.places import LikePlaces
 from ltrscale.ingest.rows import Rejection
 from ltrscale.ingest.tables import parquet_schema
 from ltrscale.origin import as_text, digest

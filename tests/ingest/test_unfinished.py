@@ -19,7 +19,6 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest import assembly, unfinished
-from ltrscale.ingest import prepare as preparing
 from ltrscale.ingest.assembly import UnitIds, Written
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
 from ltrscale.ingest.unfinished import Unfinished
@@ -112,7 +111,7 @@ def test_what_was_saved_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mo
         read.append(unit)
         return write(work, unit, *arguments, **named)
 
-    monkeypatch.setattr(preparing, "write_unit", count)
+    monkeypatch.setattr(assembly, "write_unit", count)
     same(whole, prepare(config(inputs), str(tmp_path / "out")))
     assert len(read) == UNITS - saves
 
