@@ -194,7 +194,7 @@ def write_unit(
         if "positions" in groups.rows.columns:
             done.places.add(groups.rows.features_NF, groups.rows.columns["positions"], groups.offsets_Q1)
         done.labels.add(groups.rows.labels_N)
-        table = to_table(groups, before.groups + validator.groups_kept - len(groups))
+        table = to_table(groups, before.groups + validator.counts["groups_kept"] - len(groups))
         done.tokens = summed([done.tokens, summarise(table), _cut_off(groups)])
         done.check_columns(table.schema, groups.rows.file)
         writer.add(_periods(groups, settings, unit), table)
@@ -255,7 +255,7 @@ def survey_unit(settings: UnitSettings, unit: Unit, *, folder: Path) -> Survey:
         documents.append(np.diff(groups.offsets_Q1).astype(np.int32))
         del groups
     others_Q = np.concatenate([np.empty(0, np.uint64), *validator.others])
-    return Survey(validator.rows_in, np.concatenate(hashes), np.concatenate(documents), others_Q)
+    return Survey(validator.counts["rows_in"], np.concatenate(hashes), np.concatenate(documents), others_Q)
 
 
 def silent(units: float, of_total: float | None = None) -> None:

@@ -240,11 +240,6 @@ class Quarantine:
         self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
 
-    @property
-    def rows(self) -> int:
-        """Input rows rejected so far."""
-        return self.rows_by_rule.total()
-
     def add(self, rejections: Iterable[Rejection]) -> None:
         """Write and count rejections."""
         for rejection in rejections:
