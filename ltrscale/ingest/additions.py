@@ -150,8 +150,7 @@ def check_rewritten(settings: UnitSettings, files: Sequence[File], existing: Dat
     Raises:
         InputError: rows of periods that the data set lacks were written with them.
     """
-    periods, source = set[str](), settings.config.source
-    read = source.open(settings.features, first=settings.first.url, encoders={}, encoding=settings.encoding)
+    periods, read = set[str](), settings.open({})
     for file in (file for file in files if file.is_rewritten):
         for block in read(file):
             periods.update(periods_of(block, file.period or "", settings.config.period).unique().to_pylist())

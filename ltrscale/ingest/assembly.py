@@ -285,10 +285,7 @@ def _groups(
     advance: Advance,
 ) -> Iterator[Groups]:
     """Read and validate a unit."""
-    read = settings.config.source.open(
-        settings.features, first=settings.first.url, encoders=encoders, encoding=settings.encoding
-    )
-    for blocks in _streams(settings, unit, read, folder, advance):
+    for blocks in _streams(settings, unit, settings.open(encoders), folder, advance):
         for block in blocks:
             assert block.features_NF.shape[1] == len(settings.features)
             if groups := validator.add(completed(block, settings.config, settings.features)):

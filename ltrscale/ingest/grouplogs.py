@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ltrscale.arrays import Bools, Floats, Ints
+from ltrscale.arrays import Bools, Floats, Ints, offsets
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.feature_column import as_lists, with_lists
 from ltrscale.data.dataset.manifest import Feature
@@ -126,7 +126,7 @@ class _GroupBlocks:
         for name, (column, group) in of_documents.items():
             texts_N[name] = column.filter(pa.array(~groups.bad_N[group]))
         starts_N = np.zeros(len(index_N), dtype=bool)
-        starts_N[np.cumsum(lengths_G) - lengths_G] = True
+        starts_N[offsets(lengths_G)[:-1]] = True
 
         def spread(name: str) -> pa.Array:
             return cols.spread_over_documents(batch.column(name), lengths_G)
@@ -220,7 +220,7 @@ class _GroupBlocks:
         flat = good_rows.column(text.column).flatten()
         if text.lengths is not None:
             sizes = counted.flatten().cast(pa.int64()).to_numpy()
-            flat = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)), flat)
+            flat = pa.ListArray.from_arrays(pa.array(offsets(sizes), pa.int32()), flat)
         return flat, group
 
     def _features(self, batch: pa.RecordBatch, n: int) -> Floats:

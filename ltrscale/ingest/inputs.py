@@ -23,7 +23,7 @@ from ltrscale.ingest.items import Items
 from ltrscale.ingest.lakes import Lake, table_version
 from ltrscale.ingest.letor import Letor
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
-from ltrscale.ingest.source import File, Source
+from ltrscale.ingest.source import Encoders, File, Reader, Source
 from ltrscale.ingest.texts import Encoding
 from ltrscale.ingest.validate import Duplicates
 
@@ -254,3 +254,7 @@ class UnitSettings:
     out: str
     taken: frozenset[str] = frozenset()
     encoding: Encoding | None = None
+
+    def open(self, encoders: Encoders) -> Reader:
+        """The reader of all files, as `Source.open`."""
+        return self.config.source.open(self.features, first=self.first.url, encoders=encoders, encoding=self.encoding)

@@ -291,12 +291,11 @@ def _in_periods(
     settings: UnitSettings, units: Sequence[Unit], wanted: Sequence[str]
 ) -> Iterator[tuple[RowBlock, Bools]]:
     """The rows, with a mask of those in some periods, given by name or as ranges A..B; all if none are given."""
-    config = settings.config
-    read = config.source.open(settings.features, first=settings.first.url, encoders={}, encoding=settings.encoding)
+    read = settings.open({})
     ranges = [(first, last if dots else first) for first, dots, last in (each.partition("..") for each in wanted)]
     for unit in units:
         for block in chain.from_iterable(map(read, unit.files)):
-            coded = periods_of(block, unit.period, config.period).dictionary_encode()
+            coded = periods_of(block, unit.period, settings.config.period).dictionary_encode()
             names = coded.dictionary.to_pylist()
             inside = [not ranges or any(first <= name <= last for first, last in ranges) for name in names]
             yield block, np.array(inside, bool)[coded.indices.to_numpy()]

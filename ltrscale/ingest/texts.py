@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pydantic import Field, StringConstraints, model_validator
 
 from ltrscale import storage
-from ltrscale.arrays import Bools, Ints
+from ltrscale.arrays import Bools, Ints, offsets, runs
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.manifest import open_dataset
@@ -359,11 +359,11 @@ class _Ids:
         if not len(self.lengths_N):
             return _Ids(self.ids_T, np.zeros(len(place_N), np.int64), missing_N, {})
         lengths_N = np.where(missing_N, 0, self.lengths_N[place_N])
-        starts_N = (np.cumsum(self.lengths_N) - self.lengths_N)[place_N]
+        starts_N = offsets(self.lengths_N)[place_N]
         bad_places = np.array(sorted(self.faults), np.int64)
         rows = np.flatnonzero(np.isin(place_N, bad_places) & ~missing_N).tolist()
         faults = {i: self.faults[int(place_N[i])] for i in rows}
-        return _Ids(self.ids_T[_runs(starts_N, lengths_N)], lengths_N, missing_N, faults)
+        return _Ids(self.ids_T[runs(starts_N, lengths_N)], lengths_N, missing_N, faults)
 
 
 def _list_ids(values: pa.Array) -> _Ids:
@@ -400,16 +400,7 @@ def _number_ids(texts: pa.StringArray) -> _Ids:
 def _cut(field: TokenField, ids: _Ids) -> dict[str, pa.Array]:
     """Each row's first `max_tokens` ids, and the number before the cut."""
     kept_N = np.minimum(ids.lengths_N, field.max_tokens)
-    starts_N = np.cumsum(ids.lengths_N) - ids.lengths_N
-    ids_T = ids.ids_T[_runs(starts_N, kept_N)]
+    ids_T = ids.ids_T[runs(offsets(ids.lengths_N)[:-1], kept_N)]
     inside_T = np.clip(ids_T, 0, np.iinfo(np.int32).max).astype(np.int32)  # rows with other ids are rejected
-    bounds = np.concatenate([[0], np.cumsum(kept_N)]).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(bounds), pa.array(inside_T))
+    lists = pa.ListArray.from_arrays(pa.array(offsets(kept_N), pa.int32()), pa.array(inside_T))
     return {field.column: lists.cast(LISTS), FULL + field.column: pa.array(ids.lengths_N)}
-
-
-def _runs(starts_N: Ints, lengths_N: Ints) -> Ints:
-    """The concatenated indices of runs with these starts and lengths."""
-    index_T: Ints = np.repeat(starts_N - (np.cumsum(lengths_N) - lengths_N), lengths_N)
-    index_T += np.arange(len(index_T))
-    return index_T

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ltrscale.arrays import HIGHEST_LABEL, Bits, Bools, Doubles, Floats, Ints
+from ltrscale.arrays import HIGHEST_LABEL, Bits, Bools, Doubles, Floats, Ints, offsets
 from ltrscale.data.dataset.goals import GOAL
 from ltrscale.data.dataset.manifest import Accounting
 from ltrscale.data.dataset.tokens import is_of_documents, to_columns
@@ -210,7 +210,7 @@ class Validator:
         if not n_kept:
             return None
         rows = rows if kept_N.all() else keep(rows, kept_N)
-        offsets_Q1 = np.concatenate([[0], np.cumsum(kept_Q[kept_Q > 0])])
+        offsets_Q1 = offsets(kept_Q[kept_Q > 0])
         return Groups(rows, offsets_Q1, ~np.isnan(rows.labels_N[offsets_Q1[:-1]]), hashes_Q[kept_Q > 0])
 
     def _row_rules(self, rows: RowBlock, group_N: Ints, ok_N: Bools) -> Iterator[tuple[Rule, Bools]]:
