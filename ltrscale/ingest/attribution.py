@@ -19,7 +19,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from ltrscale.ingest.event_tables import LEFT, MADE, OWN
+from ltrscale.ingest.events import LEFT, MADE, OWN
 from ltrscale.ingest.sort import database
 
 NAMED = pa.schema([("name", pa.string()), ("period", pa.string())])

@@ -29,8 +29,7 @@ from ltrscale.data.ids import hash_ids
 from ltrscale.data.times import periods
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.ingest.attribution import NAMED, by_name, by_query, by_session, database_of, rows_in_view
-from ltrscale.ingest.event_tables import ACTS, LEFT, MADE, OWN, SHOWN, EventFile
-from ltrscale.ingest.events import ROWS_OF, Events
+from ltrscale.ingest.events import ACTS, LEFT, MADE, OWN, ROWS_OF, SHOWN, EventFile, Events
 from ltrscale.ingest.inputs import Inputs, Unit, cut_units, fingerprints, list_inputs
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.parallel import Call, each_done

@@ -28,8 +28,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import event_rows
 from ltrscale.ingest.attribution import NAMED, by_query, by_session, database_of, rows_in_view
 from ltrscale.ingest.event_rows import EventRows
-from ltrscale.ingest.event_tables import ACTS, LEFT, MADE, OWN
-from ltrscale.ingest.events import made_rows
+from ltrscale.ingest.events import ACTS, LEFT, MADE, OWN, made_rows
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
 from ltrscale.ingest.remarks import RejectedRowsError
 
