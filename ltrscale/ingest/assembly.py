@@ -300,14 +300,13 @@ def _streams(
     settings: UnitSettings, unit: Unit, read: Reader, folder: Path, advance: Advance
 ) -> Iterator[Iterator[RowBlock]]:
     """Inputs of whole groups: each file, or all files sorted (read and yielded, so each pass counts half the bytes)."""
-    if not settings.config.sort:
-        for file, size in zip(unit.files, unit.sizes, strict=True):
-            yield _counted(read(file), size, advance)
-        return
-    halves = [(file, size / 2) for file, size in zip(unit.files, unit.sizes, strict=True)]
-    blocks = chain.from_iterable(_counted(read(file), size, advance) for file, size in halves)
-    rows = sort_rows(blocks, memory_limit=settings.config.sort_memory, scratch=folder)
-    yield _counted(rows, unit.bytes / 2, advance)
+    config = settings.config
+    passes = 2 if config.sort else 1
+    files = (_counted(read(f), size / passes, advance) for f, size in zip(unit.files, unit.sizes, strict=True))
+    if not config.sort:
+        return files
+    rows = sort_rows(chain.from_iterable(files), memory_limit=config.sort_memory, scratch=folder)
+    return iter([_counted(rows, unit.bytes / passes, advance)])
 
 
 def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Iterator[RowBlock]:

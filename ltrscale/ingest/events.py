@@ -240,7 +240,9 @@ class Events(Source):
             for name, kind in of_file.items():
                 before, first = found.get(name, (kind, file.url))
                 found[name] = cols.wider_type(name, before, kind, file.url, first), first
-        numbers = self._numbers([*found])
+        uses, keys = self.columns, join_keys(self.joins)
+        others = {*named_columns([*found], uses.categorical), *uses.beside_features(), *keys}
+        numbers = {*named_columns([*found], uses.features)} - others  # numeric features, and nothing else
         in_json = any(file_form(file.url) == "json" for file in files)
 
         def type_of(name: str, kind: pa.DataType) -> pa.DataType:
@@ -249,12 +251,6 @@ class Events(Source):
             return pa.string() if pa.types.is_null(kind) else kind
 
         return pa.schema([(name, type_of(name, kind)) for name, (kind, _) in found.items()])
-
-    def _numbers(self, names: Sequence[str]) -> set[str]:
-        """The columns of some names that are numeric features, and nothing else."""
-        uses = self.columns
-        others = {*named_columns(names, uses.categorical), *uses.beside_features(), *join_keys(self.joins)}
-        return {*named_columns(names, uses.features)} - others
 
 
 class EventBatch(NamedTuple):

@@ -10,6 +10,7 @@ with the log: DuckDB sorts, and spills to disk. On Ray each file and each pass i
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
@@ -89,11 +90,12 @@ class HistoryLog(Stage):
             run([partial(_write_known, url, source, i, each, rows, events, memory) for i, each in passes])
             commit.finish({**_VERSION, "made_by": origin})
 
-    def known(self) -> list[tuple[str, ...]]:
-        """The files with the features of each input file."""
+    def known(self) -> list[File]:
+        """The files of the rows, with their features."""
         names = sorted(storage.listed_in(storage.read_manifest(self.out) or {}))
         starts = [f"known-{i:05}-" for i, _ in enumerate(self.files)]
-        return [tuple(storage.join(self.out, name) for name in names if name.startswith(each)) for each in starts]
+        found = [tuple(storage.join(self.out, name) for name in names if name.startswith(each)) for each in starts]
+        return [replace(file, history=history) for file, history in zip(self.files, found, strict=True)]
 
 
 def _write_rows(out: str, source: Source, number: int, file: File, *, own: bool) -> _Files:

@@ -117,20 +117,12 @@ class PrepareConfig(Config):
     data files."""
 
     @model_validator(mode="after")
-    def _added_rows_have_a_history(self) -> Self:
+    def _fits(self) -> Self:
         history = self.source.known_before
         if self.add and history is not None and history.events is None:
             raise ValueError("add: the events before the added rows are elsewhere; name them as source.history.events")
-        return self
-
-    @model_validator(mode="after")
-    def _events_have_times(self) -> Self:
         if isinstance(self.source, Events) and (fixed := [each.path for each in self.inputs if each.period]):
             raise ValueError(f"inputs: {fixed[0]} has a fixed period, and events have times; leave period out")
-        return self
-
-    @model_validator(mode="after")
-    def _documents_have_ids(self) -> Self:
         match self.source:
             case Items(columns=ColumnMapping(item=None)) | Events(columns=ColumnMapping(item=None)):
                 key = "item"

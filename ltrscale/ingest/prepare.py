@@ -116,8 +116,9 @@ class PrepareJob(Stage):
             config, files, events = self._rows()
             with storage.Commit(self.out) as commit:
                 existing = _existing(config, self.out)
-                settings, units = _settings(config, files, existing, commit, folder, late=bool(events))
-                additions.check_rewritten(settings, self._known(), existing)
+                read = [file for file in files if not file.is_rewritten]
+                settings, units = _settings(config, read, existing, commit, folder, late=bool(events))
+                additions.check_rewritten(settings, files, existing)
                 new, totals = _write(settings, units, commit, folder, existing, origin, ray=self.ray)
                 check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
                 check_expected(config.expect, new)
@@ -137,29 +138,23 @@ class PrepareJob(Stage):
                 ask_of_leaks(self.out)
 
     def _rows(self) -> tuple[PrepareConfig, list[File], dict[str, int]]:
-        """The settings and files of rows, and the counts of the events that they are made of, if they are.
-
-        What these need is made first: the features of history, or the rows that events become.
-        """
-        config, first = self.own_settings(), self._first
-        if first is not None:
-            first.run()
-        if not isinstance(first, EventRows):
-            return config, [file for file in self._known() if not file.is_rewritten], {}
-        files, counts = made_rows(first.out)
-        check_events(first.out, counts, config.max_rejected)
-        return config.replace(source=first.source.rows), files, counts
+        """The settings and files of rows, once they are made, and the counts of the events that they are made of."""
+        config = self.own_settings()
+        if self._first is not None:
+            self._first.run()
+        match self._first:
+            case EventRows(out=out, source=source):
+                files, counts = made_rows(out)
+                check_events(out, counts, config.max_rejected)
+                return config.replace(source=source.rows), files, counts
+            case HistoryLog() as history:
+                return config, history.known(), {}
+        return config, self._listed, {}
 
     @cached_property
     def _listed(self) -> list[File]:
         """The files of the inputs, listed once."""
         return self._first.files if self._first else list_inputs(self.own_settings().inputs)
-
-    def _known(self) -> list[File]:
-        """These files, with the features of earlier events."""
-        if not isinstance(self._first, HistoryLog):
-            return self._listed
-        return [replace(file, history=known) for file, known in zip(self._listed, self._first.known(), strict=True)]
 
     @cached_property
     def _first(self) -> EventRows | HistoryLog | None:
