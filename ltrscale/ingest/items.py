@@ -42,7 +42,7 @@ from ltrscale.ingest.tables import (
     read_schema,
     with_joined,
 )
-from ltrscale.ingest.texts import Encoding, TokenReader
+from ltrscale.ingest.texts import Encoding, read_tokens
 
 _ROWS, _VALUES = 1 << 14, 1 << 22
 """The most values of a block; rows with very many features make smaller blocks."""
@@ -344,9 +344,9 @@ class ItemBlocks:
         """The tokens of rows; rows with bad tokens are rejected."""
         if self.mapping.tokens is None:
             return {}
-        reader, tokens = TokenReader(self.mapping.tokens, self.encoding), dict[str, pa.Array]()
+        tokenizer, tokens = self.mapping.tokens.tokenizer, dict[str, pa.Array]()
         for field, text in self.mapping.tokens.fields().items():
-            columns, faults = reader.read(field, self._plain(rows, text.column), text)
+            columns, faults = read_tokens(self._plain(rows, text.column), field, text, tokenizer, self.encoding)
             rows.reject_each(faults, "bad_tokens")
             tokens |= columns
         return tokens

@@ -20,9 +20,9 @@ from ltrscale.progress import Report, log
 class RejectedRowsError(InputError):
     """More than `max_rejected` of the rows were rejected; `rules` counts them by rule."""
 
-    def __init__(self, message: str, rules: Mapping[str, int] | None = None) -> None:
+    def __init__(self, message: str, rules: Mapping[str, int]) -> None:
         super().__init__(message)
-        self.rules = rules or {}
+        self.rules = rules
 
 
 def check_rows(

@@ -294,55 +294,49 @@ class TokenColumns(Config):
         return [column for text in texts for column in (text.column, text.lengths) if column is not None]
 
 
-@dataclass(frozen=True)
-class TokenReader:
-    """Turns columns into lists of ids; without an encoding it keeps texts, to train a tokenizer on."""
+def read_tokens(
+    values: pa.Array, field: TokenField, text: TextColumn, tokenizer: Tokenizer, encoding: Encoding | None
+) -> tuple[dict[str, pa.Array], dict[int, str]]:
+    """The columns of a `RowBlock` for one field, as lists of ids, and the faults of unusable rows.
 
-    columns: TokenColumns
-    encoding: Encoding | None
+    `values` has a text or a list of ids in each row. Without an encoding texts stay, to train a tokenizer on.
+    """
+    if encoding is None:
+        is_text = cols.is_text(cols.value_type(values.type))
+        return {field.column: cols.texts(values)[0] if is_text else pa.nulls(len(values), pa.string())}, {}
+    ids = _list_ids(values) if cols.is_list(values.type) else _text_ids(cols.texts(values)[0], encoding)
+    faults = {i: f"{field.name} {fault}" for i, fault in ids.faults.items()}
+    if text.missing == "reject":
+        faults |= dict.fromkeys(np.flatnonzero(ids.missing_N).tolist(), f"{field.name} has no text")
+    faults |= _outside(field.name, ids, tokenizer.limit(encoding.vocabulary))
+    return _cut(field, ids), faults
 
-    def read(self, field: TokenField, values: pa.Array, text: TextColumn) -> tuple[dict[str, pa.Array], dict[int, str]]:
-        """The columns of a `RowBlock` for one field, and the faults of unusable rows.
 
-        `values` has a text or a list of ids in each row.
-        """
-        if self.encoding is None:
-            is_text = cols.is_text(cols.value_type(values.type))
-            return {field.column: cols.texts(values)[0] if is_text else pa.nulls(len(values), pa.string())}, {}
-        ids = _list_ids(values) if cols.is_list(values.type) else self._text_ids(cols.texts(values)[0])
-        faults = {i: f"{field.name} {fault}" for i, fault in ids.faults.items()}
-        if text.missing == "reject":
-            faults |= dict.fromkeys(np.flatnonzero(ids.missing_N).tolist(), f"{field.name} has no text")
-        faults |= self._outside(field.name, ids)
-        return _cut(field, ids), faults
+def _text_ids(texts: pa.StringArray, encoding: Encoding) -> "_Ids":
+    """The ids of texts; each distinct text is tokenized once."""
+    coded = texts.dictionary_encode()
+    if not encoding.content:
+        distinct = _number_ids(coded.dictionary)
+    else:
+        ids_T, lengths_K = encoding(coded.dictionary.to_pylist())
+        distinct = _Ids(ids_T, lengths_K, np.zeros(len(lengths_K), bool), {})
+    missing_N = pc.or_kleene(texts.is_null(), pc.equal(texts, "")).to_numpy(zero_copy_only=False)
+    place_N = coded.indices.fill_null(0).to_numpy().astype(np.int64)
+    return distinct.take(place_N, missing_N)
 
-    def _text_ids(self, texts: pa.StringArray) -> "_Ids":
-        """The ids of texts; each distinct text is tokenized once."""
-        assert self.encoding is not None
-        coded = texts.dictionary_encode()
-        if not self.encoding.content:
-            distinct = _number_ids(coded.dictionary)
-        else:
-            ids_T, lengths_K = self.encoding(coded.dictionary.to_pylist())
-            distinct = _Ids(ids_T, lengths_K, np.zeros(len(lengths_K), bool), {})
-        missing_N = pc.or_kleene(texts.is_null(), pc.equal(texts, "")).to_numpy(zero_copy_only=False)
-        place_N = coded.indices.fill_null(0).to_numpy().astype(np.int64)
-        return distinct.take(place_N, missing_N)
 
-    def _outside(self, name: str, ids: "_Ids") -> dict[int, str]:
-        """The rows with an id outside the vocabulary."""
-        assert self.encoding is not None
-        size = self.columns.tokenizer.limit(self.encoding.vocabulary)
-        bad_T = (ids.ids_T < 0) | (ids.ids_T >= size)
-        if not bad_T.any():
-            return {}
-        row_T = np.repeat(np.arange(len(ids.lengths_N)), ids.lengths_N)
-        rows, first = np.unique(row_T[bad_T], return_index=True)
-        values = ids.ids_T[bad_T][first]
-        return {
-            i: f"{name}: token {value} is not in the vocabulary of {size:,}"
-            for i, value in zip(rows.tolist(), values.tolist(), strict=True)
-        }
+def _outside(name: str, ids: "_Ids", size: int) -> dict[int, str]:
+    """The rows with an id outside the vocabulary."""
+    bad_T = (ids.ids_T < 0) | (ids.ids_T >= size)
+    if not bad_T.any():
+        return {}
+    row_T = np.repeat(np.arange(len(ids.lengths_N)), ids.lengths_N)
+    rows, first = np.unique(row_T[bad_T], return_index=True)
+    values = ids.ids_T[bad_T][first]
+    return {
+        i: f"{name}: token {value} is not in the vocabulary of {size:,}"
+        for i, value in zip(rows.tolist(), values.tolist(), strict=True)
+    }
 
 
 @dataclass(frozen=True)

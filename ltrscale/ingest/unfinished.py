@@ -28,6 +28,7 @@ from ltrscale.progress import log
 
 _SAVE_S = 120.0
 """The most seconds of work that an interruption costs, apart from the units in progress."""
+_CATEGORY = "category "
 
 
 class Unfinished:
@@ -41,22 +42,20 @@ class Unfinished:
 
     def __init__(self, commit: storage.Commit, origin: Mapping[str, Any], existing: Dataset | None) -> None:
         self._commit = commit
-        # "3" is the form of the saved state; one of an earlier version is other work
-        self._identity = digest("3" + as_text(origin) + (existing.manifest.hash if existing else ""))
+        # "4" is the form of the saved state; one of an earlier version is other work
+        self._identity = digest("4" + as_text(origin) + (existing.manifest.hash if existing else ""))
         self.units = 0
         """The number of finished units."""
         self.manifest: Manifest | None = None
         """The manifest of these units alone."""
-        self._ids: dict[str, storage.Placed] = {}
-        self._categories: dict[str, storage.Placed] = {}
+        self._hashes: dict[str, storage.Placed] = {}
+        """The files of query ids, and of the values of categories."""
         self._saved_at = time.monotonic()
         self._saved = commit.saved if commit.saved.get("identity") == self._identity else {}
         if saved := self._saved:
             commit.adopt(storage.Placed(**file) for file in saved["files"])
             self.units, self.manifest = saved["units"], parse_dataset_manifest(saved["manifest"], commit.url)
-            self._ids, self._categories = (
-                {name: storage.Placed(**file) for name, file in saved[key].items()} for key in ("ids", "categories")
-            )
+            self._hashes = {name: storage.Placed(**file) for name, file in saved["hashes"].items()}
             log.info("prepare: resumes after %d units that an earlier process has finished", self.units)
 
     def restore(self, totals: Written, ids: QueryIds, folder: Path) -> None:
@@ -64,11 +63,12 @@ class Unfinished:
         if self.manifest is None:
             return
         sets = {"kept": [ids.kept, ids.groups], "others": [ids.others, ids.groups], "unread": [ids.unread]}
-        for name, file in self._ids.items():
-            for each in sets[name]:
+        for name, file in self._hashes.items():
+            if name.startswith(_CATEGORY):
+                hashes = mapped_ids(self._commit.url, file, folder)
+                totals.encoders[name.removeprefix(_CATEGORY)] = CategoryEncoder(hashes)
+            for each in sets.get(name, []):
                 each.push(mapped_ids(self._commit.url, file, folder))
-        for name, file in self._categories.items():
-            totals.encoders[name] = CategoryEncoder(mapped_ids(self._commit.url, file, folder))
         totals.places = LikePlaces.restored(self._saved["places"], len(self.manifest.features))
         totals.first_rejections = [Rejection(**rejection) for rejection in self._saved["first_rejections"]]
         if totals.schema is None and self.manifest.files:
@@ -82,19 +82,16 @@ class Unfinished:
 
     def save(self, units: int, manifest: Manifest, ids: QueryIds, totals: Written) -> None:
         """Save the first `units` units."""
-        outdated = [file.path for file in (*self._ids.values(), *self._categories.values())]
-        sets = {"kept": ids.kept, "others": ids.others, "unread": ids.unread}
-        self._ids = {name: self._put(f"{units}-{name}", each.save) for name, each in sets.items()}
-        self._categories = {
-            name: self._put(f"{units}-category-{i}", partial(save_hashes, hashes=encoder.known))
-            for i, (name, encoder) in enumerate(totals.encoders.items())
-        }
+        outdated = [file.path for file in self._hashes.values()]
+        known = {name: partial(save_hashes, hashes=encoder.known) for name, encoder in totals.encoders.items()}
+        writes: dict[str, Callable[[Path], None]] = {_CATEGORY + name: write for name, write in known.items()}
+        writes |= {"kept": ids.kept.save, "others": ids.others.save, "unread": ids.unread.save}
+        self._hashes = {name: self._put(f"{units}-{i}", write) for i, (name, write) in enumerate(writes.items())}
         document = {
             "identity": self._identity,
             "units": units,
             "manifest": manifest.model_dump(mode="json"),
-            "ids": {name: vars(file) for name, file in self._ids.items()},
-            "categories": {name: vars(file) for name, file in self._categories.items()},
+            "hashes": {name: vars(file) for name, file in self._hashes.items()},
             "schema_of": without_credentials(totals.schema_of),
             "places": totals.places.state(),
             "first_rejections": [

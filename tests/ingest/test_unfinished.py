@@ -123,7 +123,7 @@ def test_ids_that_the_data_set_has_recorded_are_not_saved_again(
     out = tmp_path / "out"
     (file,) = prepare(config(first), str(out)).manifest.query_ids
     prepare_interrupted(monkeypatch, 3, config(others, add=True, period="late", max_group=3), str(out))
-    saved = json.loads((out / ".unfinished.json").read_text())["ids"]
+    saved = json.loads((out / ".unfinished.json").read_text())["hashes"]
     recorded, *added = (
         np.load(out / path) for path in (file.path, *(saved[name]["path"] for name in ("kept", "others")))
     )
