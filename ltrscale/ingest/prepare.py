@@ -29,7 +29,6 @@ from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest import additions
-from ltrscale.ingest.additions import joined_manifests
 from ltrscale.ingest.assembly import UnitIds, Written, write_units
 from ltrscale.ingest.event_rows import EventRows
 from ltrscale.ingest.events import made_rows
@@ -50,7 +49,6 @@ from ltrscale.ingest.remarks import (
 from ltrscale.ingest.rows import RowBlock, periods_of
 from ltrscale.ingest.source import File
 from ltrscale.ingest.texts import Encoding, TokenizerConfig, encoding_of
-from ltrscale.ingest.unfinished import Unfinished, schema_of_groups
 from ltrscale.ingest.validate import total_accounting, with_counts
 from ltrscale.progress import Report, log, progress
 from ltrscale.runtime.engine import ray_cluster
@@ -338,10 +336,10 @@ def _write(
     """Put all files in place; returns the manifest of these files alone, and its totals."""
     ids, totals = QueryIds(folder), Written(len(settings.features), settings.out)
     if existing is not None:
-        totals.schema = schema_of_groups(existing.url, existing.manifest)
+        totals.schema = additions.schema_of_groups(existing.url, existing.manifest)
         if any(not unit.period for unit in units):
             additions.recall_ids(existing, ids, folder)
-    unfinished = Unfinished(commit, origin, existing)
+    unfinished = additions.Unfinished(commit, origin, existing)
     unfinished.restore(totals, ids, folder)
     before, units = _counts_before(existing, unfinished.manifest), units[unfinished.units :]
 
@@ -406,4 +404,4 @@ def _manifest(
         quarantine=totals.quarantine,
         made_by=dict(origin),
     )
-    return new if finished is None else joined_manifests(finished, new)
+    return new if finished is None else additions.joined_manifests(finished, new)

@@ -18,10 +18,10 @@ from writer_tokens import manifest_without_writer
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
-from ltrscale.ingest import assembly, unfinished
+from ltrscale.ingest import additions, assembly
+from ltrscale.ingest.additions import Unfinished
 from ltrscale.ingest.assembly import UnitIds, Written
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
-from ltrscale.ingest.unfinished import Unfinished
 
 UNITS = 5
 TINY = 1e-6
@@ -30,7 +30,7 @@ TINY = 1e-6
 
 @pytest.fixture(autouse=True)
 def _saving_after_each_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfinished, "_SAVE_S", 0.0)
+    monkeypatch.setattr(additions, "_SAVE_S", 0.0)
 
 
 class Interrupted(Exception):  # noqa: N818 - a stop is no error
@@ -134,7 +134,7 @@ def test_ids_that_the_data_set_has_recorded_are_not_saved_again(
 def killed(inputs: str, out: str) -> None:
     """A `prepare` that dies when it has saved twice."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(unfinished, "_SAVE_S", 0.0)
+    patch.setattr(additions, "_SAVE_S", 0.0)
     interrupt_after(patch, 2, lambda: os._exit(9))
     prepare(config(inputs), out)
 
