@@ -44,19 +44,19 @@ def database_of(
         db.execute(f"ATTACH '{place}' AS disk; USE disk")
         db.from_arrow(stored.empty_table()).create("events")
         for batch in batches:
-            db.from_arrow(pa.Table.from_batches([_renamed(batch, stored)])).insert_into("events")
+            db.from_arrow(_renamed(batch, stored)).insert_into("events")
         yield db
 
 
-def rows_in_view(db: duckdb.DuckDBPyConnection, view: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def rows_in_view(db: duckdb.DuckDBPyConnection, view: str, schema: pa.Schema) -> Iterator[pa.Table]:
     """The rows of a view with the columns of a schema, in their order."""
     for batch in db.sql(f"FROM {view}").to_arrow_reader(_BATCH_ROWS):
         yield _renamed(batch, schema)
 
 
-def _renamed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _renamed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     columns = [column.cast(kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def by_session(db: duckdb.DuckDBPyConnection, *, window: int) -> None:

@@ -10,11 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import duckdb
 import numpy as np
@@ -127,7 +127,7 @@ class _Settings:
 
     @property
     def _shown(self) -> list[pa.Field]:
-        return [field.with_name(SHOWN + field.name) for field in self.carried]
+        return [each.with_name(SHOWN + each.name) for each in self.carried]
 
 
 @dataclass
@@ -205,30 +205,32 @@ def _run(
         return commit.leave(), dict(output.counts)
 
 
+_Take = Callable[[pa.Table], None]
+"""Takes rows with the columns of a schema."""
+
+
+@dataclass
 class _Output:
     """What a task writes: rows that are dealt to the parts of another step, rows of items, left-over events, counts."""
 
-    def __init__(
-        self,
-        settings: _Settings,
-        name: str,
-        commit: storage.Commit,
-        folder: Path,
-        files: ExitStack,
-        buffers: ExitStack,
-    ) -> None:
-        self.settings, self.folder = settings, folder
-        self.counts: Counter[str] = Counter()
-        self._name, self._commit, self._files, self._buffers = name, commit, files, buffers
-        write, urls = self._write(f"{_LEFT_OF}{name}", files), pa.array(settings.urls)
-        self.left = self._buffer(
+    settings: _Settings
+    name: str
+    commit: storage.Commit
+    folder: Path
+    files: ExitStack
+    buffers: ExitStack
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        write, urls = self._write(f"{_LEFT_OF}{self.name}", self.files), pa.array(self.settings.urls)
+        self.leave = self._buffered(
             LEFT, lambda rows: write(rows.set_column(0, "file", urls.take(rows["file"].combine_chunks())))
         )
         """Takes events that are left over, and writes them with the names of their files."""
 
-    def dealt(self, step: str, schema: pa.Schema, key: str) -> "_Buffer":
+    def dealt(self, step: str, schema: pa.Schema, key: str) -> _Take:
         """Takes rows, and writes them for a step in runs of one part each, by a hash of their key, else their query."""
-        write = self._write(f"{_DEALT}{step}-{self._name}", self._files)
+        write = self._write(f"{_DEALT}{step}-{self.name}", self.files)
 
         def deal(table: pa.Table) -> None:
             coded = pc.coalesce(table[key], table["query"]).combine_chunks().dictionary_encode()
@@ -239,12 +241,12 @@ class _Output:
             for start, end in pairwise([0, *ends]):
                 write(rows.slice(start, end - start))
 
-        return self._buffer(schema, deal)
+        return self._buffered(schema, deal)
 
-    def rows(self) -> "_Buffer":
+    def rows(self) -> _Take:
         """Takes rows in order of their periods, and writes a file for each period."""
-        number, last = self._name.rpartition("-")[2], ""
-        of_period = self._files.enter_context(ExitStack())
+        number, last = self.name.rpartition("-")[2], ""
+        of_period = self.files.enter_context(ExitStack())
         write = self._write("", of_period)
 
         def split(table: pa.Table) -> None:
@@ -259,12 +261,29 @@ class _Output:
                     last, write = name, self._write(f"{ROWS_OF}{name}/part-{number}", of_period)
                 write(rows.slice(start, end - start))
 
-        return self._buffer(self.settings.rows, split)
+        return self._buffered(self.settings.rows, split)
 
-    def _buffer(self, schema: pa.Schema, write: Callable[[pa.Table], None]) -> "_Buffer":
-        return self._buffers.enter_context(_Buffer(schema, write))
+    def _buffered(self, schema: pa.Schema, write: _Take) -> _Take:
+        """Passes rows on in tables of a fixed number of rows, so that files depend on the rows alone."""
+        size, waiting, n = max(1 << 12, _VALUES // len(schema)), [schema.empty_table()], 0
 
-    def _write(self, name: str, stack: ExitStack) -> Callable[[pa.Table], None]:
+        def take(rows: pa.Table) -> None:
+            nonlocal waiting, n
+            waiting.append(rows)
+            n += len(rows)
+            while n >= size:
+                whole = pa.concat_tables(waiting)
+                write(whole.slice(0, size))
+                waiting, n = [whole.slice(size)], n - size
+
+        def end(kind: object, *_: object) -> None:
+            if kind is None and n:
+                write(pa.concat_tables(waiting))
+
+        self.buffers.push(end)
+        return take
+
+    def _write(self, name: str, stack: ExitStack) -> _Take:
         """Writes row groups to a file, which is there from the first on."""
         writer: pq.ParquetWriter | None = None
 
@@ -272,47 +291,23 @@ class _Output:
             nonlocal writer
             if len(rows):
                 if writer is None:
-                    path = stack.enter_context(self._commit.file(f"{name}-{{hash}}.parquet"))
+                    path = stack.enter_context(self.commit.file(f"{name}-{{hash}}.parquet"))
                     writer = stack.enter_context(pq.ParquetWriter(path, rows.schema, compression="zstd"))
                 writer.write_table(rows, row_group_size=len(rows))
 
         return write
 
 
-class _Buffer:
-    """Passes rows on in tables of a fixed number of rows, so that files depend on the rows alone."""
-
-    def __init__(self, schema: pa.Schema, write: Callable[[pa.Table], None]) -> None:
-        self._schema, self._write = schema, write
-        self._size, self._waiting, self._n = max(1 << 12, _VALUES // len(schema)), [schema.empty_table()], 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def add(self, rows: pa.Table) -> None:
-        """Take rows with the columns of the schema."""
-        self._waiting.append(rows)
-        self._n += len(rows)
-        while self._n >= self._size:
-            whole = pa.concat_tables(self._waiting)
-            self._write(whole.slice(0, self._size))
-            self._waiting, self._n = [whole.slice(self._size)], self._n - self._size
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None and self._n:
-            self._write(pa.concat_tables(self._waiting))
-
-
 def _read(unit: Unit, numbers: Sequence[int], output: _Output) -> None:
     """Read files: events with a query id go to their query; others, and what is shown, to their session."""
     source, counts, schema = output.settings.source, output.counts, output.settings.events
     carried = {field.name: field.type for field in output.settings.carried}
-    by_query, by_session = output.dealt("query", schema, "query"), output.dealt("session", OWN, "session")
+    to_query, to_session = output.dealt("query", schema, "query"), output.dealt("session", OWN, "session")
     for file, number in zip(unit.files, numbers, strict=True):
         for batch in EventFile.of(file, source.event_tables).read(number, source.columns.clock, carried):
             counts["in"] += len(batch.events) + batch.counts.total()
             counts.update({f"left_over_{reason}": n for reason, n in batch.counts.items() if n})
-            output.left.add(batch.left)
+            output.leave(batch.left)
             columns = {name: batch.events[name] for name in batch.events.column_names}
             arrays = [
                 cols.in_type(field.name.removeprefix(SHOWN), columns[field.name], field.type, file.url)
@@ -322,11 +317,11 @@ def _read(unit: Unit, numbers: Sequence[int], output: _Output) -> None:
             ]
             events = pa.Table.from_arrays(arrays, schema=schema)
             waiting_N = pc.is_null(events["query"])
-            by_query.add(events.filter(pc.invert(waiting_N)))
+            to_query(events.filter(pc.invert(waiting_N)))
             counts["waiting"] += pc.sum(waiting_N).as_py() or 0
             own = events.select(OWN.names)
             shown_N = pc.and_(pc.equal(own["act"], 0), pc.is_valid(own["session"]))
-            by_session.add(own.filter(pc.or_(waiting_N, shown_N)))
+            to_session(own.filter(pc.or_(waiting_N, shown_N)))
 
 
 def _by_session(part: int, urls: Sequence[str], output: _Output) -> None:
@@ -336,7 +331,7 @@ def _by_session(part: int, urls: Sequence[str], output: _Output) -> None:
         dealt, schema = output.dealt("query", output.settings.events, "query"), output.settings.events
         for batch in rows_in_view(db, "result", OWN):
             carried = [pa.nulls(len(batch), field.type) for field in output.settings.carried]
-            dealt.add(pa.Table.from_arrays([*batch.columns, *carried], schema=schema))
+            dealt(pa.Table.from_arrays([*batch.columns, *carried], schema=schema))
         _leave_over(db, output)
 
 
@@ -348,7 +343,7 @@ def _by_query(part: int, urls: Sequence[str], output: _Output) -> None:
     with _loaded(part, urls, settings.events, output) as db:
         by_query(db, carried=len(names), name=f"c{names.index(merge)}" if merge in names else None)
         for batch in rows_in_view(db, "result", settings.rows):
-            to.add(_with_periods(pa.Table.from_batches([batch]), settings.source.columns))
+            to(_with_periods(batch, settings.source.columns))
         for act, n in db.sql("SELECT act, count(*) FROM kept GROUP BY act").fetchall():
             counts[ACTS[act]] += n
         counts["lists"] += db.sql("SELECT count(DISTINCT query) FROM firsts").fetchall()[0][0]
@@ -360,7 +355,7 @@ def _by_name(part: int, urls: Sequence[str], output: _Output) -> None:
     with _loaded(part, urls, output.settings.rows, output) as db:
         by_name(db, carried=len(output.settings.carried))
         for batch in rows_in_view(db, "result", output.settings.rows):
-            to.add(pa.Table.from_batches([batch]))
+            to(batch)
         output.counts["merged"] += db.sql("SELECT count(*) FROM firsts WHERE place > 1").fetchall()[0][0]
 
 
@@ -377,7 +372,7 @@ def _with_periods(rows: pa.Table, columns: ColumnMapping) -> pa.Table:
 def _leave_over(db: duckdb.DuckDBPyConnection, output: _Output) -> None:
     for batch in rows_in_view(db, "left_over", LEFT):
         output.counts.update(f"left_over_{reason}" for reason in batch["reason"].to_pylist())
-        output.left.add(pa.Table.from_batches([batch]))
+        output.leave(batch)
 
 
 @contextmanager

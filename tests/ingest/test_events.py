@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -103,6 +104,10 @@ def config(inputs: Any, *, tables: Any = (TABLE,), columns: Any = COLUMNS, **set
     return PrepareConfig.model_validate({"inputs": inputs, "source": source, **settings})
 
 
+def table_of(db: duckdb.DuckDBPyConnection, view: str, schema: pa.Schema) -> pa.Table:
+    return pa.concat_tables([schema.empty_table(), *rows_in_view(db, view, schema)])
+
+
 def rows_by_sql(events: Sequence[Event], folder: Path) -> tuple[list[Row], Counter[str]]:
     """The rows by the steps of `attribution`, and the events left over by them."""
     left, schema = Counter[str](), pa.schema([*OWN, ("f", pa.float64())])
@@ -119,16 +124,16 @@ def rows_by_sql(events: Sequence[Event], folder: Path) -> tuple[list[Row], Count
     lists = [value for value in values if value["act"] == 0 or value["query"] is None]
     with database_of(pa.Table.from_pylist(lists, OWN).to_batches(), OWN, scratch=folder, memory_limit="200MB") as db:
         by_session(db, window=WINDOW * 10**6)
-        found = pa.Table.from_batches(rows_in_view(db, "result", OWN), OWN)
-        left.update(pa.Table.from_batches(rows_in_view(db, "left_over", LEFT), LEFT)["reason"].to_pylist())
+        found = table_of(db, "result", OWN)
+        left.update(table_of(db, "left_over", LEFT)["reason"].to_pylist())
     (folder / "events.duckdb").unlink()
     known_N = pa.array([value["query"] is not None for value in values], pa.bool_())
     both = pa.concat_tables([table.filter(known_N), found], promote_options="default")
     of_rows = pa.schema([*NAMED, *MADE, ("f", pa.float64())])
     with database_of(both.to_batches(), schema, scratch=folder, memory_limit="200MB") as db:
         by_query(db, carried=1)
-        made = pa.Table.from_batches(rows_in_view(db, "result", of_rows), of_rows)
-        left.update(pa.Table.from_batches(rows_in_view(db, "left_over", LEFT), LEFT)["reason"].to_pylist())
+        made = table_of(db, "result", of_rows)
+        left.update(table_of(db, "left_over", LEFT)["reason"].to_pylist())
     made = made.drop_columns(NAMED.names).set_column(3, "time", made["time"].cast(pa.int64()))
     return [Row(**row) for row in made.to_pylist()], left
 
