@@ -46,7 +46,7 @@ from ltrscale.ingest.assembly import LikePlaces, Written
 from ltrscale.ingest.categories import CategoryEncoder, RecordedCodes, merged_texts
 from ltrscale.ingest.inputs import UnitSettings
 from ltrscale.ingest.mapping import named_columns
-from ltrscale.ingest.rows import Rejection, periods_of
+from ltrscale.ingest.rows import Rejection, row_periods
 from ltrscale.ingest.source import File, Source
 from ltrscale.ingest.tables import parquet_schema, read_schema
 from ltrscale.ingest.validate import total_accounting
@@ -165,7 +165,7 @@ def check_rewritten(settings: UnitSettings, files: Sequence[File], existing: Dat
     periods, read = set[str](), settings.open({})
     for file in (file for file in files if file.is_rewritten):
         for block in read(file):
-            periods.update(periods_of(block, file.period or "", settings.config.period).unique().to_pylist())
+            periods.update(row_periods(block, file.period or "", settings.config.period).unique().to_pylist())
     if new := sorted(periods - {*existing.manifest.periods} if existing else ()):
         raise InputError(
             f"{settings.out}: the table has written period {new[0]!r} together with rows of earlier ones that it has "

@@ -28,14 +28,14 @@ from ltrscale.data.ids import QueryIds
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
-from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock, periods_of
+from ltrscale.ingest.rows import Quarantine, Rejection, RowBlock, row_periods
 from ltrscale.ingest.sort import sort_rows
 from ltrscale.ingest.source import Reader
 from ltrscale.ingest.texts import FULL
 from ltrscale.ingest.validate import Groups, Validator, to_table, total_accounting
 from ltrscale.progress import Advance
 
-_FEWEST = 20
+_FEWEST_PAIRS = 20
 """Pairs of documents to compare; fewer may agree by chance."""
 _PERIOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]{0,99}")
 
@@ -84,7 +84,7 @@ class LikePlaces:
 
     def among(self, features: Sequence[Feature]) -> list[str]:
         """The names of the features that order every list alike."""
-        alike_F = (self._rises_F | self._falls_F) if self._pairs >= _FEWEST else np.zeros(len(features), np.bool_)
+        alike_F = (self._rises_F | self._falls_F) if self._pairs >= _FEWEST_PAIRS else np.zeros(len(features), np.bool_)
         return [feature.name for feature, alike in zip(features, alike_F, strict=True) if alike]
 
 
@@ -324,7 +324,7 @@ def _counted(blocks: Iterable[RowBlock], size: float, advance: Advance) -> Itera
 def _periods(groups: Groups, settings: UnitSettings, unit: Unit) -> pa.StringArray:
     """The period of each group, that of its first row, checked to be a valid directory name and not taken."""
     firsts = pa.array(groups.offsets_Q1[:-1])
-    coded = periods_of(groups.rows, unit.period, settings.config.period).take(firsts).dictionary_encode()
+    coded = row_periods(groups.rows, unit.period, settings.config.period).take(firsts).dictionary_encode()
     for period in coded.dictionary.to_pylist():
         _check_period(period, groups.rows.file, settings)
     return coded.dictionary.take(coded.indices)

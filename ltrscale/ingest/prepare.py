@@ -46,7 +46,7 @@ from ltrscale.ingest.remarks import (
     warn_of_labels,
     warn_of_places,
 )
-from ltrscale.ingest.rows import RowBlock, periods_of
+from ltrscale.ingest.rows import RowBlock, row_periods
 from ltrscale.ingest.source import File
 from ltrscale.ingest.texts import Encoding, TokenizerConfig, encoding_of
 from ltrscale.ingest.validate import total_accounting, with_counts
@@ -56,6 +56,7 @@ from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 from ltrscale.stages.stage import Origin, Stage
 
 _MOST_VALUES = 1 << 20
+"""Values of a feature that are kept for its median."""
 
 
 class PrepareJob(Stage):
@@ -288,7 +289,7 @@ def _in_periods(
     ranges = [(first, last if dots else first) for first, dots, last in (each.partition("..") for each in wanted)]
     for unit in units:
         for block in chain.from_iterable(map(read, unit.files)):
-            coded = periods_of(block, unit.period, settings.config.period).dictionary_encode()
+            coded = row_periods(block, unit.period, settings.config.period).dictionary_encode()
             names = coded.dictionary.to_pylist()
             inside = [not ranges or any(first <= name <= last for first, last in ranges) for name in names]
             yield block, np.array(inside, bool)[coded.indices.to_numpy()]

@@ -111,7 +111,7 @@ class RowBlock:
         return len(self.lines_N)
 
 
-def periods_of(rows: RowBlock, fixed: str, default: str) -> pa.StringArray:
+def row_periods(rows: RowBlock, fixed: str, default: str) -> pa.StringArray:
     """The period of each row: a fixed one, that of its file or its own, else the default."""
     if fixed or rows.periods_N is None:
         return pa.repeat(fixed or rows.period or default, len(rows))
