@@ -1,4 +1,4 @@
-"""Features of a row from the events before it: configs, the SQL that computes them here and where they serve, and rows.
+"""Features of a row from the events before it: configs, the SQL that computes them here and where they serve, a reader.
 
 An event is a row of the log, or of a table of its own. It is known at t_e, some `delay` after its time; t is the time
 of a row, and both are cut to whole `step`s. Of the events with the row's values of `by`,
