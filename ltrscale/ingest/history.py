@@ -335,36 +335,28 @@ class RowHistory:
     """The features of a file's rows, from files that have them in the order of its lines, some columns each."""
 
     def __init__(self, file: str, urls: Sequence[str], names: Collection[str]) -> None:
-        self._file, self._names = file, names
+        self._file = file
         self._parts = zip(*(read_parquet(url, parquet_schema(url).names, _BATCH_ROWS) for url in urls), strict=True)
-        self._waiting: pa.Table | None = None
+        self._waiting = pa.schema([(LINE, pa.int64()), *((name, pa.float32()) for name in names)]).empty_table()
 
     def at(self, lines_N: Ints) -> dict[str, pa.Array]:
         """The features of the rows at these lines, which lie behind those of the call before."""
-        if not len(lines_N):
-            return dict.fromkeys(self._names, pa.array([], pa.float32()))
-        while (lines_M := self._lines()).max(initial=-1) < lines_N[-1]:
-            self._waiting = self._next()
-        assert self._waiting is not None
+        last = lines_N.max(initial=-1)
+        while (lines_M := self._waiting[LINE].to_numpy()).max(initial=-1) < last:
+            self._waiting = pa.concat_tables([self._waiting, self._next()])
         place_N = np.searchsorted(lines_M, lines_N)
         if (lines_M[place_N] != lines_N).any():
             raise self._changed()
-        rows = self._waiting.drop_columns(LINE).take(pa.array(place_N)).combine_chunks()
-        self._waiting = self._waiting.slice(int(place_N[-1]) + 1)
-        return {name: column.combine_chunks() for name, column in zip(rows.column_names, rows.columns, strict=True)}
-
-    def _lines(self) -> Ints:
-        return np.empty(0, np.int64) if self._waiting is None else self._waiting.column(LINE).to_numpy()
+        rows = self._waiting.drop_columns(LINE).take(pa.array(place_N))
+        self._waiting = self._waiting.slice(int(place_N.max(initial=-1)) + 1)
+        return {name: rows[name].combine_chunks() for name in rows.column_names}
 
     def _next(self) -> pa.Table:
-        """The rows that wait, and the next ones of all files."""
+        """The next rows of all files."""
         if (parts := next(self._parts, None)) is None:
             raise self._changed()
-        table = pa.Table.from_batches([parts[0].rows])
-        for part in parts[1:]:
-            for name in part.rows.schema.names[1:]:
-                table = table.append_column(name, part.rows.column(name))
-        return table if self._waiting is None else pa.concat_tables([self._waiting, table])
+        columns = {name: part.rows[name] for part in parts for name in part.rows.schema.names}
+        return pa.table(columns).select(self._waiting.column_names)
 
     def _changed(self) -> InputError:
         return InputError(f"{self._file}: has other rows than when its history was made; run the same command again")
