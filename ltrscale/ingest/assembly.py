@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -106,6 +106,11 @@ class Written:
         self.tokens: dict[str, TokenSummary] = {}
         self.quarantine: tuple[str, ...] = ()
         self.first_rejections: list[Rejection] = []
+        self.kept_ids: Bits = np.empty(0, np.uint64)
+        """Of one unit, the sorted hashes of the query ids of kept groups; none for a fixed period, whose ids are
+        separate."""
+        self.other_ids: Bits = np.empty(0, np.uint64)
+        """Those of all its other groups with an id that is new in it."""
 
     def check_columns(self, schema: pa.Schema, where: str) -> None:
         """Refuse, with an InputError, groups with other columns than those before: one reader serves all files."""
@@ -138,15 +143,6 @@ class Written:
         self.first_rejections += unit.first_rejections[: 5 - len(self.first_rejections)]
 
 
-class UnitIds(NamedTuple):
-    """The query ids of one unit, as sorted hashes."""
-
-    kept: Bits
-    """Those of the kept groups; none for a fixed period, whose ids are separate."""
-    others: Bits
-    """Those of all other groups with an id that is new in the unit."""
-
-
 @dataclass(frozen=True)
 class Survey:
     """The groups of a unit, each query id once: hash and documents of the kept groups, and hashes of the others."""
@@ -166,7 +162,7 @@ def write_unit(
     ids: QueryIds,
     folder: Path,
     advance: Advance,
-) -> tuple[Written, UnitIds]:
+) -> Written:
     """Read a unit and write its data files and quarantine through the commit.
 
     `before` counts what earlier units have written: its groups are the gid of the first group. `ids` must have the
@@ -201,7 +197,8 @@ def write_unit(
         del groups, table  # as in `_groups`
     done.units, done.files, done.accounting = 1, [writer.close()], validator.accounting()
     done.quarantine, done.first_rejections = quarantine.close(), quarantine.first
-    return done, UnitIds(*(np.sort(np.concatenate(hashes)) for hashes in (kept, [*others, *validator.others])))
+    done.kept_ids, done.other_ids = (np.sort(np.concatenate(each)) for each in (kept, [*others, *validator.others]))
+    return done
 
 
 def write_units(
@@ -213,13 +210,13 @@ def write_units(
     ids: QueryIds,
     folder: Path,
     advance: Advance,
-    take: Callable[[Written, UnitIds], None],
+    take: Callable[[Written], None],
 ) -> None:
     """Write units one after the other, as `write_unit`; `take` receives them."""
     for unit in units:
-        written, new_ids = write_unit(settings, unit, before, commit=commit, ids=ids, folder=folder, advance=advance)
+        written = write_unit(settings, unit, before, commit=commit, ids=ids, folder=folder, advance=advance)
         before = total_of([before, *(files.counts() for files in written.files)])
-        take(written, new_ids)
+        take(written)
 
 
 def completed(block: RowBlock, config: PrepareConfig, features: Sequence[Feature]) -> RowBlock:

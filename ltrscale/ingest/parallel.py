@@ -18,7 +18,7 @@ from ltrscale import storage
 from ltrscale.arrays import Bits
 from ltrscale.data.dataset.files import Counts, total_of
 from ltrscale.data.ids import QueryIds
-from ltrscale.ingest.assembly import Survey, UnitIds, Written, silent, survey_unit, write_unit
+from ltrscale.ingest.assembly import Survey, Written, silent, survey_unit, write_unit
 from ltrscale.ingest.inputs import Unit, UnitSettings
 from ltrscale.progress import Advance
 from ltrscale.runtime.engine import plain_errors
@@ -39,10 +39,9 @@ class Call(NamedTuple):
 
 
 class _WrittenUnit(NamedTuple):
-    """The result of a task: the written unit, its ids, its placed files, and the ids that only rejected rows have."""
+    """The result of a task: the written unit, its placed files, and the ids that only rejected rows have."""
 
     written: Written
-    ids: UnitIds
     placed: tuple[storage.Placed, ...]
     lost_ids: Bits
 
@@ -60,7 +59,7 @@ class UnitsOnRay:
     commit: storage.Commit
     ids: QueryIds
     advance: Advance
-    take: Callable[[Written, UnitIds], None]
+    take: Callable[[Written], None]
 
     def __post_init__(self) -> None:
         self.settings = replace(self.settings, out=storage.absolute(self.settings.out))
@@ -79,7 +78,7 @@ class UnitsOnRay:
             self._to_plan += 1
         while (unit := self._written.pop(self._to_take, None)) is not None:
             self.ids.unread.add(unit.lost_ids)
-            self.take(unit.written, unit.ids)
+            self.take(unit.written)
             self._to_take += 1
         if self._planned:
             return self._planned.popleft()
@@ -122,8 +121,8 @@ def _write(settings: UnitSettings, unit: Unit, before: Counts, returning: Bits) 
     with storage.scratch.directory() as folder, storage.Commit(settings.out, helping=True) as commit:
         ids = QueryIds(folder)
         ids.groups.add(returning)
-        written, new_ids = write_unit(settings, unit, before, commit=commit, ids=ids, folder=folder, advance=silent)
-        return _WrittenUnit(written, new_ids, commit.leave(), ids.lost())
+        written = write_unit(settings, unit, before, commit=commit, ids=ids, folder=folder, advance=silent)
+        return _WrittenUnit(written, commit.leave(), ids.lost())
 
 
 def each_done(calls: Iterable[Call], *, ray: bool) -> None:

@@ -29,7 +29,7 @@ from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
 from ltrscale.errors import InputError
 from ltrscale.ingest import additions
-from ltrscale.ingest.assembly import UnitIds, Written, write_units
+from ltrscale.ingest.assembly import Written, write_units
 from ltrscale.ingest.event_rows import EventRows
 from ltrscale.ingest.events import made_rows
 from ltrscale.ingest.history_log import HistoryLog
@@ -344,9 +344,9 @@ def _write(
     unfinished.restore(totals, ids, folder)
     before, units = _counts_before(existing, unfinished.manifest), units[unfinished.units :]
 
-    def take(written: Written, new_ids: UnitIds) -> None:
-        ids.kept.push(new_ids.kept)
-        ids.others.push(new_ids.others)
+    def take(written: Written) -> None:
+        ids.kept.push(written.kept_ids)
+        ids.others.push(written.other_ids)
         totals.add(written)
         if unfinished.is_due and totals.units < len(units):
             done, manifest = unfinished.units + totals.units, _manifest(totals, settings, origin, unfinished.manifest)

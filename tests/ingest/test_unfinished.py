@@ -20,7 +20,7 @@ from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
 from ltrscale.ingest import additions, assembly
 from ltrscale.ingest.additions import Unfinished
-from ltrscale.ingest.assembly import UnitIds, Written
+from ltrscale.ingest.assembly import Written
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
 
 UNITS = 5
@@ -107,7 +107,7 @@ def test_what_was_saved_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert storage.read_manifest(str(tmp_path / "out")) is None
     read, write = list[Unit](), assembly.write_unit
 
-    def count(work: UnitSettings, unit: Unit, *arguments: Any, **named: Any) -> tuple[Written, UnitIds]:
+    def count(work: UnitSettings, unit: Unit, *arguments: Any, **named: Any) -> Written:
         read.append(unit)
         return write(work, unit, *arguments, **named)
 
