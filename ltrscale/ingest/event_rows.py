@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ltrscale import storage
+from ltrscale.arrays import offsets
 from ltrscale.config import Operational
 from ltrscale.data import columns as cols
 from ltrscale.data.ids import hash_ids
@@ -148,8 +149,8 @@ class _Work:
     def done(self, units: Sequence[Unit]) -> Counter[str]:
         """The counts of all steps, once they are done."""
         parts = range(self.settings.parts)
-        ends = np.cumsum([len(unit.files) for unit in units]).tolist()
-        read = [partial(_read, unit, range(end - len(unit.files), end)) for unit, end in zip(units, ends, strict=True)]
+        numbers = pairwise(offsets(np.array([len(unit.files) for unit in units])).tolist())
+        read = [partial(_read, unit, range(*of_unit)) for unit, of_unit in zip(units, numbers, strict=True)]
         self._step("read", read, [str(unit) for unit in units])
         if self._counts()["waiting"]:
             self._step("session", [partial(_by_session, part, self._dealt("session")) for part in parts])
@@ -237,8 +238,7 @@ class _Output:
             hashes = hash_ids(coded.dictionary.to_pylist()) % self.settings.parts
             part_N = hashes.astype(np.int32)[coded.indices.to_numpy()]
             rows = table.append_column("part", pa.array(part_N)).take(pa.array(np.argsort(part_N, kind="stable")))
-            ends = np.cumsum(np.bincount(part_N)).tolist()
-            for start, end in pairwise([0, *ends]):
+            for start, end in pairwise(offsets(np.bincount(part_N)).tolist()):
                 write(rows.slice(start, end - start))
 
         return self._buffered(schema, deal)
