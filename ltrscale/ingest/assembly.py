@@ -165,9 +165,8 @@ def write_unit(
 ) -> Written:
     """Read a unit and write its data files and quarantine through the commit.
 
-    `before` counts what earlier units have written: its groups are the gid of the first group. `ids` must have the
-    unit's query ids that occur in earlier units, and receives those of this unit; `folder` is for temporary files, and
-    `advance` is called with rows, and with bytes of the input.
+    `before` counts what earlier units have written. `ids` must have the unit's query ids that occur in earlier units,
+    and receives those of this unit; `folder` is for temporary files.
 
     Raises:
         InputError: a file is missing, cannot be decoded, or has other features than the first; a period is no valid
