@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +34,7 @@ from ltrscale.data.dataset.manifest import (
     read_dataset,
     stored_places,
 )
-from ltrscale.data.dataset.origin import commands
+from ltrscale.data.dataset.origin import MadeFirst, commands, place_beside
 from ltrscale.data.dataset.row_groups import RowGroups
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Texts
@@ -261,17 +261,13 @@ def _rewritten(commit: storage.Commit, file: DataFile, url: str, tables: Iterato
     return [DataFile(**vars(commit.files[-1]), period=file.period, longest=longest, row_groups=tuple(counts))]
 
 
-_BEFORE = ("-rows", "-history")
-"""What `prepare` appends to the place of a data set for what it makes first, of raw rows."""
-
-
 def made_before(dataset: Dataset) -> dict[str, str]:
     """What `prepare` has made of raw rows beside a data set from which something was erased.
 
     Returns:
         The stage of each, by its place.
     """
-    places = [f"{dataset.url.rstrip('/')}{suffix}" for suffix in (_BEFORE if dataset.manifest.erased else ())]
+    places = [place_beside(dataset.url, made) for made in get_args(MadeFirst)] if dataset.manifest.erased else []
     documents = {place: storage.read_manifest(place) for place in places}
     return {place: str(_made_by(document).get("stage", "")) for place, document in documents.items() if document}
 

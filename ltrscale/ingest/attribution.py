@@ -19,7 +19,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from ltrscale.ingest.event_tables import LEFT, MADE, OWN
+from ltrscale.ingest.events import LEFT, MADE, OWN
 from ltrscale.ingest.sort import database
 
 NAMED = pa.schema([("name", pa.string()), ("period", pa.string())])
@@ -34,30 +34,29 @@ def database_of(
     """A database with the batches as the table `events`; the columns that come with the items are c0, c1 and so on."""
     own = {*OWN.names, *MADE.names, *NAMED.names}
     names = iter(f"c{i}" for i in range(len(schema)))
-    stored = pa.schema([(each.name if each.name in own else next(names), _stored(each.type)) for each in schema])
+    # times as numbers, which DuckDB would read by the zone of the machine
+    types = [pa.int64() if pa.types.is_timestamp(kind) else kind for kind in schema.types]
+    stored = pa.schema(
+        [(name if name in own else next(names), kind) for name, kind in zip(schema.names, types, strict=True)]
+    )
     with database(scratch, memory_limit=memory_limit) as db:
         place = str(scratch / "events.duckdb").replace("'", "''")
         db.execute(f"ATTACH '{place}' AS disk; USE disk")
         db.from_arrow(stored.empty_table()).create("events")
         for batch in batches:
-            db.from_arrow(pa.Table.from_batches([_renamed(batch, stored)])).insert_into("events")
+            db.from_arrow(_renamed(batch, stored)).insert_into("events")
         yield db
 
 
-def rows_in_view(db: duckdb.DuckDBPyConnection, view: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def rows_in_view(db: duckdb.DuckDBPyConnection, view: str, schema: pa.Schema) -> Iterator[pa.Table]:
     """The rows of a view with the columns of a schema, in their order."""
     for batch in db.sql(f"FROM {view}").to_arrow_reader(_BATCH_ROWS):
         yield _renamed(batch, schema)
 
 
-def _stored(kind: pa.DataType) -> pa.DataType:
-    """The type in the database, which would read times by the zone of the machine."""
-    return pa.int64() if pa.types.is_timestamp(kind) else kind
-
-
-def _renamed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _renamed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     columns = [column.cast(kind) for column, kind in zip(batch.columns, schema.types, strict=True)]
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 def by_session(db: duckdb.DuckDBPyConnection, *, window: int) -> None:

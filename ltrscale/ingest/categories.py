@@ -22,6 +22,8 @@ _MOST_VALUES = 1 << 22
 _MOST_TEXTS = 4096
 _WHOLE_FLOAT = re.compile(r"-?(0|[1-9][0-9]{0,15})\.0")
 """A whole number written as a float, with at most 16 digits before the point."""
+_PLAIN = re.compile(r"0|[1-9][0-9]{0,7}")
+"""A whole number as a text that may be its own code."""
 RecordedCodes = dict[str, int] | None
 """The codes of texts; None if there are too many to record."""
 
@@ -124,7 +126,7 @@ def _identities_of_distinct(values: pa.Array) -> tuple[Bits, RecordedCodes]:
         hashed = [str(integer) for integer in integers[~plain]]
     else:
         texts = [_text(value) for value in values.to_pylist()]
-        plain = np.array([_is_plain(text) for text in texts], dtype=bool)
+        plain = np.array([_PLAIN.fullmatch(text) is not None and int(text) < N_CODES for text in texts], dtype=bool)
         integers = np.array([int(text) if ok else 0 for text, ok in zip(texts, plain, strict=True)], dtype=np.int64)
         hashed = [text for text, ok in zip(texts, plain, strict=True) if not ok]
     identities: Bits = np.where(plain, integers, 0).astype(np.uint64) << _SHIFT
@@ -141,9 +143,3 @@ def _text(value: object) -> str:
         return str(int(value))
     text = value if isinstance(value, str) else str(value)
     return str(int(text[:-2])) if _WHOLE_FLOAT.fullmatch(text) else text  # as the same tools write CSV
-
-
-def _is_plain(text: str) -> bool:
-    """True if the text is an integer in [0, 2**24) without sign or leading zeros."""
-    # `isdigit` alone accepts digits of other scripts; the length bounds the work of `int`
-    return text.isascii() and text.isdigit() and len(text) <= 8 and str(int(text)) == text and int(text) < N_CODES

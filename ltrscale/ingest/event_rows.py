@@ -8,13 +8,13 @@ number of parts depends on the size of the input only, and the rows of a list do
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import duckdb
 import numpy as np
@@ -23,17 +23,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ltrscale import storage
+from ltrscale.arrays import offsets
 from ltrscale.config import Operational
 from ltrscale.data import columns as cols
 from ltrscale.data.ids import hash_ids
 from ltrscale.data.times import periods
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.ingest.attribution import NAMED, by_name, by_query, by_session, database_of, rows_in_view
-from ltrscale.ingest.event_tables import ACTS, LEFT, MADE, OWN, SHOWN, EventFile
-from ltrscale.ingest.events import ROWS_OF, Events
+from ltrscale.ingest.events import ACTS, LEFT, MADE, OWN, ROWS_OF, SHOWN, EventFile, Events
 from ltrscale.ingest.inputs import Inputs, Unit, cut_units, fingerprints, list_inputs
 from ltrscale.ingest.mapping import ColumnMapping
-from ltrscale.ingest.parallel import each_done
+from ltrscale.ingest.parallel import Call, each_done
 from ltrscale.ingest.source import File
 from ltrscale.origin import as_text, digest
 from ltrscale.progress import Report, log, progress
@@ -63,7 +63,8 @@ class EventRows(Stage):
     """Do the tasks on a Ray cluster; the rows are the same."""
 
     @cached_property
-    def _files(self) -> list[File]:
+    def files(self) -> list[File]:
+        """The files of all tables, listed once."""
         files = list_inputs(self.read)
         if rewritten := [file.url for file in files if file.is_rewritten]:
             raise InputError(
@@ -74,7 +75,7 @@ class EventRows(Stage):
 
     def inputs(self) -> dict[str, str]:
         """Fingerprints of the files."""
-        return fingerprints(self._files, self.source)
+        return fingerprints(self.files, self.source)
 
     def work(self, origin: Origin, report: Report) -> None:
         """Write the rows, and the events that are left over with their reasons.
@@ -82,25 +83,23 @@ class EventRows(Stage):
         Raises:
             InputError: a file cannot be decoded or is none of the tables; no item was shown; or as `database`.
         """
-        sizes = storage.at_once(storage.size, [file.url for file in self._files])
-        units = cut_units(self._files, sizes, unit_bytes=self.unit_mb * 2**20, sort=False)
+        sizes = storage.at_once(storage.size, [file.url for file in self.files])
+        units = cut_units(self.files, sizes, unit_bytes=self.unit_mb * 2**20, sort=False)
         parts = max(1, round(sum(sizes) / (self.unit_mb * 2**20)))
+        urls, carried = [without_credentials(file.url) for file in self.files], self.source.carried(self.files)
+        settings = _Settings(storage.absolute(self.out), self.source, urls, carried, parts, self.memory)
         with storage.Commit(self.out) as commit:
-            work = _Work(self, commit, _Settings.of(self, self._files, parts), digest("1" + as_text(origin)))
-            counts = work.done(units)
+            counts = _Work(settings, commit, digest("1" + as_text(origin)), self.ray).done(units)
             if not counts["rows"]:
                 raise InputError(
-                    f"{self._files[0].url}: no item is shown in a list; see docs/events.md ({dict(counts)})"
+                    f"{self.files[0].url}: no item is shown in a list; see docs/events.md ({dict(counts)})"
                 )
             listed = [vars(file) for file in commit.files if file.path.startswith((ROWS_OF, _LEFT_OF))]
             made = {"counts": dict(sorted(counts.items())), "made_by": dict(origin)}
             commit.finish({"format": "ltrscale-event-rows", "files": listed, **made})
         report({"stage": self.stage, **counts})
-        log.info("%s: %s: %s", self.stage, self.out, _shown(counts))
-
-
-def _shown(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        shown = ", ".join(f"{name} {count:,}" for name, count in counts.items())
+        log.info("%s: %s: %s", self.stage, self.out, shown)
 
 
 _LEFT_OF, _DEALT = "left-over/", "dealt/"
@@ -112,18 +111,10 @@ class _Settings:
 
     out: str
     source: Events
-    urls: tuple[str, ...]
+    urls: Sequence[str]
     carried: pa.Schema
     parts: int
     memory: str
-    leases: tuple[storage.Lease, ...] = ()
-
-    @staticmethod
-    def of(job: EventRows, files: Sequence[File], parts: int) -> "_Settings":
-        urls, carried = tuple(without_credentials(file.url) for file in files), job.source.carried(files)
-        return _Settings(
-            storage.absolute(job.out), job.source, urls, carried, parts, job.memory, storage.share_leases()
-        )
 
     @property
     def events(self) -> pa.Schema:
@@ -137,17 +128,17 @@ class _Settings:
 
     @property
     def _shown(self) -> list[pa.Field]:
-        return [field.with_name(SHOWN + field.name) for field in self.carried]
+        return [each.with_name(SHOWN + each.name) for each in self.carried]
 
 
 @dataclass
 class _Work:
     """The steps, and what is finished of them: the files and counts of each task, by its name."""
 
-    job: EventRows
-    commit: storage.Commit
     settings: _Settings
+    commit: storage.Commit
     identity: str
+    ray: bool
 
     def __post_init__(self) -> None:
         saved = self.commit.saved if self.commit.saved.get("identity") == self.identity else {}
@@ -157,14 +148,14 @@ class _Work:
 
     def done(self, units: Sequence[Unit]) -> Counter[str]:
         """The counts of all steps, once they are done."""
-        parts, merge = range(self.settings.parts), self.job.source.merge is not None
-        ends = np.cumsum([len(unit.files) for unit in units]).tolist()
-        read = [partial(_read, unit, range(end - len(unit.files), end)) for unit, end in zip(units, ends, strict=True)]
+        parts = range(self.settings.parts)
+        numbers = pairwise(offsets(np.array([len(unit.files) for unit in units])).tolist())
+        read = [partial(_read, unit, range(*of_unit)) for unit, of_unit in zip(units, numbers, strict=True)]
         self._step("read", read, [str(unit) for unit in units])
         if self._counts()["waiting"]:
             self._step("session", [partial(_by_session, part, self._dealt("session")) for part in parts])
         self._step("query", [partial(_by_query, part, self._dealt("query")) for part in parts])
-        if merge:
+        if self.settings.source.merge is not None:
             self._step("name", [partial(_by_name, part, self._dealt("name")) for part in parts])
         counts = self._counts()
         del counts["waiting"]
@@ -194,8 +185,9 @@ class _Work:
                 if time.monotonic() - self._saved_at >= _SAVE_S:
                     self._save()
 
-            calls = [(task, names[task], (self.settings, task, tasks[task])) for task in left]
-            each_done(_run, calls, take, ray=self.job.ray)
+            run = partial(_run, self.settings)
+            calls = [Call(partial(run, task, tasks[task]), names[task], partial(take, task)) for task in left]
+            each_done(calls, ray=self.ray)
         self._save()
 
     def _save(self) -> None:
@@ -207,7 +199,6 @@ def _run(
     settings: _Settings, name: str, work: Callable[["_Output"], None]
 ) -> tuple[tuple[storage.Placed, ...], dict[str, int]]:
     """Do a task; returns its files, which are in place, and its counts."""
-    storage.join_leases(settings.leases)
     with storage.scratch.directory() as folder, storage.Commit(settings.out, helping=True) as commit:
         with ExitStack() as files, ExitStack() as buffers:
             output = _Output(settings, name, commit, folder, files, buffers)
@@ -215,48 +206,47 @@ def _run(
         return commit.leave(), dict(output.counts)
 
 
+_Take = Callable[[pa.Table], None]
+"""Takes rows with the columns of a schema."""
+
+
+@dataclass
 class _Output:
     """What a task writes: rows that are dealt to the parts of another step, rows of items, left-over events, counts."""
 
-    def __init__(
-        self,
-        settings: _Settings,
-        name: str,
-        commit: storage.Commit,
-        folder: Path,
-        files: ExitStack,
-        buffers: ExitStack,
-    ) -> None:
-        self.settings, self.folder = settings, folder
-        self.counts: Counter[str] = Counter()
-        self._name, self._commit, self._files, self._buffers = name, commit, files, buffers
-        self.left = self._buffer(LEFT, self._left())
-        """Takes events that are left over."""
+    settings: _Settings
+    name: str
+    commit: storage.Commit
+    folder: Path
+    files: ExitStack
+    buffers: ExitStack
+    counts: Counter[str] = field(default_factory=Counter)
 
-    def _left(self) -> Callable[[pa.Table], None]:
-        """Writes events that are left over, with the names of their files."""
-        write, urls = self._write(f"{_LEFT_OF}{self._name}", self._files), pa.array(self.settings.urls)
-        return lambda rows: write(rows.set_column(0, "file", urls.take(rows["file"].combine_chunks())))
+    def __post_init__(self) -> None:
+        write, urls = self._write(f"{_LEFT_OF}{self.name}", self.files), pa.array(self.settings.urls)
+        self.leave = self._buffered(
+            LEFT, lambda rows: write(rows.set_column(0, "file", urls.take(rows["file"].combine_chunks())))
+        )
+        """Takes events that are left over, and writes them with the names of their files."""
 
-    def dealt(self, step: str, schema: pa.Schema, key: str) -> "_Buffer":
+    def dealt(self, step: str, schema: pa.Schema, key: str) -> _Take:
         """Takes rows, and writes them for a step in runs of one part each, by a hash of their key, else their query."""
-        write = self._write(f"{_DEALT}{step}-{self._name}", self._files)
+        write = self._write(f"{_DEALT}{step}-{self.name}", self.files)
 
         def deal(table: pa.Table) -> None:
             coded = pc.coalesce(table[key], table["query"]).combine_chunks().dictionary_encode()
             hashes = hash_ids(coded.dictionary.to_pylist()) % self.settings.parts
             part_N = hashes.astype(np.int32)[coded.indices.to_numpy()]
             rows = table.append_column("part", pa.array(part_N)).take(pa.array(np.argsort(part_N, kind="stable")))
-            ends = np.cumsum(np.bincount(part_N)).tolist()
-            for start, end in pairwise([0, *ends]):
+            for start, end in pairwise(offsets(np.bincount(part_N)).tolist()):
                 write(rows.slice(start, end - start))
 
-        return self._buffer(schema, deal)
+        return self._buffered(schema, deal)
 
-    def rows(self) -> "_Buffer":
+    def rows(self) -> _Take:
         """Takes rows in order of their periods, and writes a file for each period."""
-        number, last = self._name.rpartition("-")[2], ""
-        of_period = self._files.enter_context(ExitStack())
+        number, last = self.name.rpartition("-")[2], ""
+        of_period = self.files.enter_context(ExitStack())
         write = self._write("", of_period)
 
         def split(table: pa.Table) -> None:
@@ -271,12 +261,29 @@ class _Output:
                     last, write = name, self._write(f"{ROWS_OF}{name}/part-{number}", of_period)
                 write(rows.slice(start, end - start))
 
-        return self._buffer(self.settings.rows, split)
+        return self._buffered(self.settings.rows, split)
 
-    def _buffer(self, schema: pa.Schema, write: Callable[[pa.Table], None]) -> "_Buffer":
-        return self._buffers.enter_context(_Buffer(schema, write))
+    def _buffered(self, schema: pa.Schema, write: _Take) -> _Take:
+        """Passes rows on in tables of a fixed number of rows, so that files depend on the rows alone."""
+        size, waiting, n = max(1 << 12, _VALUES // len(schema)), [schema.empty_table()], 0
 
-    def _write(self, name: str, stack: ExitStack) -> Callable[[pa.Table], None]:
+        def take(rows: pa.Table) -> None:
+            nonlocal waiting, n
+            waiting.append(rows)
+            n += len(rows)
+            while n >= size:
+                whole = pa.concat_tables(waiting)
+                write(whole.slice(0, size))
+                waiting, n = [whole.slice(size)], n - size
+
+        def end(kind: object, *_: object) -> None:
+            if kind is None and n:
+                write(pa.concat_tables(waiting))
+
+        self.buffers.push(end)
+        return take
+
+    def _write(self, name: str, stack: ExitStack) -> _Take:
         """Writes row groups to a file, which is there from the first on."""
         writer: pq.ParquetWriter | None = None
 
@@ -284,47 +291,23 @@ class _Output:
             nonlocal writer
             if len(rows):
                 if writer is None:
-                    path = stack.enter_context(self._commit.file(f"{name}-{{hash}}.parquet"))
+                    path = stack.enter_context(self.commit.file(f"{name}-{{hash}}.parquet"))
                     writer = stack.enter_context(pq.ParquetWriter(path, rows.schema, compression="zstd"))
                 writer.write_table(rows, row_group_size=len(rows))
 
         return write
 
 
-class _Buffer:
-    """Passes rows on in tables of a fixed number of rows, so that files depend on the rows alone."""
-
-    def __init__(self, schema: pa.Schema, write: Callable[[pa.Table], None]) -> None:
-        self._schema, self._write = schema, write
-        self._size, self._waiting, self._n = max(1 << 12, _VALUES // len(schema)), [schema.empty_table()], 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def add(self, rows: pa.Table) -> None:
-        """Take rows with the columns of the schema."""
-        self._waiting.append(rows)
-        self._n += len(rows)
-        while self._n >= self._size:
-            whole = pa.concat_tables(self._waiting)
-            self._write(whole.slice(0, self._size))
-            self._waiting, self._n = [whole.slice(self._size)], self._n - self._size
-
-    def __exit__(self, *error: object) -> None:
-        if error[0] is None and self._n:
-            self._write(pa.concat_tables(self._waiting))
-
-
 def _read(unit: Unit, numbers: Sequence[int], output: _Output) -> None:
     """Read files: events with a query id go to their query; others, and what is shown, to their session."""
     source, counts, schema = output.settings.source, output.counts, output.settings.events
     carried = {field.name: field.type for field in output.settings.carried}
-    by_query, by_session = output.dealt("query", schema, "query"), output.dealt("session", OWN, "session")
+    to_query, to_session = output.dealt("query", schema, "query"), output.dealt("session", OWN, "session")
     for file, number in zip(unit.files, numbers, strict=True):
         for batch in EventFile.of(file, source.event_tables).read(number, source.columns.clock, carried):
             counts["in"] += len(batch.events) + batch.counts.total()
             counts.update({f"left_over_{reason}": n for reason, n in batch.counts.items() if n})
-            output.left.add(batch.left)
+            output.leave(batch.left)
             columns = {name: batch.events[name] for name in batch.events.column_names}
             arrays = [
                 cols.in_type(field.name.removeprefix(SHOWN), columns[field.name], field.type, file.url)
@@ -334,11 +317,11 @@ def _read(unit: Unit, numbers: Sequence[int], output: _Output) -> None:
             ]
             events = pa.Table.from_arrays(arrays, schema=schema)
             waiting_N = pc.is_null(events["query"])
-            by_query.add(events.filter(pc.invert(waiting_N)))
+            to_query(events.filter(pc.invert(waiting_N)))
             counts["waiting"] += pc.sum(waiting_N).as_py() or 0
             own = events.select(OWN.names)
             shown_N = pc.and_(pc.equal(own["act"], 0), pc.is_valid(own["session"]))
-            by_session.add(own.filter(pc.or_(waiting_N, shown_N)))
+            to_session(own.filter(pc.or_(waiting_N, shown_N)))
 
 
 def _by_session(part: int, urls: Sequence[str], output: _Output) -> None:
@@ -348,7 +331,7 @@ def _by_session(part: int, urls: Sequence[str], output: _Output) -> None:
         dealt, schema = output.dealt("query", output.settings.events, "query"), output.settings.events
         for batch in rows_in_view(db, "result", OWN):
             carried = [pa.nulls(len(batch), field.type) for field in output.settings.carried]
-            dealt.add(pa.Table.from_arrays([*batch.columns, *carried], schema=schema))
+            dealt(pa.Table.from_arrays([*batch.columns, *carried], schema=schema))
         _leave_over(db, output)
 
 
@@ -360,7 +343,7 @@ def _by_query(part: int, urls: Sequence[str], output: _Output) -> None:
     with _loaded(part, urls, settings.events, output) as db:
         by_query(db, carried=len(names), name=f"c{names.index(merge)}" if merge in names else None)
         for batch in rows_in_view(db, "result", settings.rows):
-            to.add(_with_periods(pa.Table.from_batches([batch]), settings.source.columns))
+            to(_with_periods(batch, settings.source.columns))
         for act, n in db.sql("SELECT act, count(*) FROM kept GROUP BY act").fetchall():
             counts[ACTS[act]] += n
         counts["lists"] += db.sql("SELECT count(DISTINCT query) FROM firsts").fetchall()[0][0]
@@ -372,7 +355,7 @@ def _by_name(part: int, urls: Sequence[str], output: _Output) -> None:
     with _loaded(part, urls, output.settings.rows, output) as db:
         by_name(db, carried=len(output.settings.carried))
         for batch in rows_in_view(db, "result", output.settings.rows):
-            to.add(pa.Table.from_batches([batch]))
+            to(batch)
         output.counts["merged"] += db.sql("SELECT count(*) FROM firsts WHERE place > 1").fetchall()[0][0]
 
 
@@ -389,7 +372,7 @@ def _with_periods(rows: pa.Table, columns: ColumnMapping) -> pa.Table:
 def _leave_over(db: duckdb.DuckDBPyConnection, output: _Output) -> None:
     for batch in rows_in_view(db, "left_over", LEFT):
         output.counts.update(f"left_over_{reason}" for reason in batch["reason"].to_pylist())
-        output.left.add(pa.Table.from_batches([batch]))
+        output.leave(batch)
 
 
 @contextmanager

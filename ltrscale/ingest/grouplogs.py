@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ltrscale.arrays import Bools, Floats, Ints
+from ltrscale.arrays import Bools, Floats, Ints, offsets
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.columns import as_lists, with_lists
 from ltrscale.data.dataset.manifest import Feature
@@ -24,7 +24,7 @@ from ltrscale.ingest.resolve import check_same_features, missing, resolve_groups
 from ltrscale.ingest.rows import Raw, RowBlock, RowTexts, damage
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
 from ltrscale.ingest.tables import parquet_schema, read_parquet
-from ltrscale.ingest.texts import Encoding, TextColumn, TokenReader
+from ltrscale.ingest.texts import Encoding, TextColumn, read_tokens
 
 _GROUPS = 256
 """The most groups of a block."""
@@ -126,7 +126,7 @@ class _GroupBlocks:
         for name, (column, group) in of_documents.items():
             texts_N[name] = column.filter(pa.array(~groups.bad_N[group]))
         starts_N = np.zeros(len(index_N), dtype=bool)
-        starts_N[np.cumsum(lengths_G) - lengths_G] = True
+        starts_N[offsets(lengths_G)[:-1]] = True
 
         def spread(name: str) -> pa.Array:
             return cols.spread_over_documents(batch.column(name), lengths_G)
@@ -186,17 +186,18 @@ class _GroupBlocks:
         """The tokens of queries, and of documents with the group of each; groups with bad tokens are rejected."""
         of_queries: dict[str, pa.Array] = {}
         of_documents: dict[str, tuple[pa.Array, Ints]] = {}
-        tokens = self.mapping.tokens
-        for field, text in (tokens.fields() if tokens else {}).items():
-            assert tokens is not None
-            reader = TokenReader(tokens, self.encoding)
+        if self.mapping.tokens is None:
+            return of_queries, of_documents
+        tokenizer = self.mapping.tokens.tokenizer
+        for field, text in self.mapping.tokens.fields().items():
             if field.of == "query":
-                columns, faults = reader.read(field, groups.batch.column(text.column), text)
+                values = groups.batch.column(text.column)
+                columns, faults = read_tokens(values, field, text, tokenizer, self.encoding)
                 groups.reject_each(faults, "bad_tokens")
                 of_queries |= columns
                 continue
             values, group = self._documents(groups, text, lengths_G)
-            columns, faults = reader.read(field, values, text)
+            columns, faults = read_tokens(values, field, text, tokenizer, self.encoding)
             first = {int(group[i]): fault for i, fault in sorted(faults.items(), reverse=True)}
             groups.reject_each(dict(sorted(first.items())), "bad_tokens")
             of_documents |= {name: (column, group) for name, column in columns.items()}
@@ -220,7 +221,7 @@ class _GroupBlocks:
         flat = good_rows.column(text.column).flatten()
         if text.lengths is not None:
             sizes = counted.flatten().cast(pa.int64()).to_numpy()
-            flat = pa.ListArray.from_arrays(pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32)), flat)
+            flat = pa.ListArray.from_arrays(pa.array(offsets(sizes), pa.int32()), flat)
         return flat, group
 
     def _features(self, batch: pa.RecordBatch, n: int) -> Floats:

@@ -1,4 +1,4 @@
-"""Features of a row from the events before it: their configs, and the SQL that computes them here and where they serve.
+"""Features of a row from the events before it: configs, the SQL that computes them here and where they serve, a reader.
 
 An event is a row of the log, or of a table of its own. It is known at t_e, some `delay` after its time; t is the time
 of a row, and both are cut to whole `step`s. Of the events with the row's values of `by`,
@@ -11,20 +11,27 @@ of a row, and both are cut to whole `step`s. Of the events with the row's values
 Sums of (2) and (3) are of decimals with nine digits, so that no order of rows changes them. A half-life multiplies
 them by 2^((t_e - t_b) / half_life), where t_b is the start of a block of 500 half-lives, and adds up those of the
 block of t and of the one before; events that are older than 500 half-lives do not count.
+
+Shapes: N rows of a block, M rows that were read and are still to come.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
+import numpy as np
+import pyarrow as pa
 from pydantic import Field, model_validator
 
+from ltrscale.arrays import Ints
 from ltrscale.config import Config
-from ltrscale.ingest.tables import ColumnNames
+from ltrscale.errors import InputError
+from ltrscale.ingest.tables import ColumnNames, parquet_schema, read_parquet
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _BLOCK = 500
 """Half-lives of a block: weights between 2^-500 and 2^500 are numbers of double precision."""
+_BATCH_ROWS = 1 << 16
 LINE = "__line__"
 """The column with the line of a row in its file."""
 SqlDialect = Literal["duckdb", "bigquery"]
@@ -322,3 +329,34 @@ class _Known:
 
     def _named(self, aggregate: str) -> str:
         return self.sums.setdefault(aggregate, f"s{len(self.sums)}")
+
+
+class RowHistory:
+    """The features of a file's rows, from files that have them in the order of its lines, some columns each."""
+
+    def __init__(self, file: str, urls: Sequence[str], names: Collection[str]) -> None:
+        self._file = file
+        self._parts = zip(*(read_parquet(url, parquet_schema(url).names, _BATCH_ROWS) for url in urls), strict=True)
+        self._waiting = pa.schema([(LINE, pa.int64()), *((name, pa.float32()) for name in names)]).empty_table()
+
+    def at(self, lines_N: Ints) -> dict[str, pa.Array]:
+        """The features of the rows at these lines, which lie behind those of the call before."""
+        last = lines_N.max(initial=-1)
+        while (lines_M := self._waiting[LINE].to_numpy()).max(initial=-1) < last:
+            self._waiting = pa.concat_tables([self._waiting, self._next()])
+        place_N = np.searchsorted(lines_M, lines_N)
+        if (lines_M[place_N] != lines_N).any():
+            raise self._changed()
+        rows = self._waiting.drop_columns(LINE).take(pa.array(place_N))
+        self._waiting = self._waiting.slice(int(place_N.max(initial=-1)) + 1)
+        return {name: rows[name].combine_chunks() for name in rows.column_names}
+
+    def _next(self) -> pa.Table:
+        """The next rows of all files."""
+        if (parts := next(self._parts, None)) is None:
+            raise self._changed()
+        columns = {name: part.rows[name] for part in parts for name in part.rows.schema.names}
+        return pa.table(columns).select(self._waiting.column_names)
+
+    def _changed(self) -> InputError:
+        return InputError(f"{self._file}: has other rows than when its history was made; run the same command again")

@@ -10,6 +10,7 @@ with the log: DuckDB sorts, and spills to disk. On Ray each file and each pass i
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cached_property, partial
 from itertools import chain, groupby, pairwise
 from operator import itemgetter
@@ -24,11 +25,10 @@ from ltrscale.config import Operational
 from ltrscale.errors import InputError
 from ltrscale.ingest.history import LINE, Pass, quoted, select_known
 from ltrscale.ingest.inputs import PrepareConfig, fingerprints, list_inputs
-from ltrscale.ingest.parallel import Call, run_tasks
+from ltrscale.ingest.parallel import Call, each_done
 from ltrscale.ingest.sort import database
 from ltrscale.ingest.source import File, Source
 from ltrscale.progress import Report
-from ltrscale.runtime.engine import ray_cluster
 from ltrscale.stages.stage import Origin, Settings, Stage
 
 _BATCH_ROWS = 1 << 16
@@ -65,15 +65,19 @@ class HistoryLog(Stage):
         history = source.known_before
         assert history is not None
         memory = self.prepare.sort_memory
-        with storage.Commit(self.out) as commit, ExitStack() as stack:
-            if self.ray:
-                stack.enter_context(ray_cluster(1))
+        with storage.Commit(self.out) as commit:
 
-            def run(calls: Sequence[Callable[[], _Files]]) -> list[str]:
-                found = self._run(calls, commit)
-                if not found:
+            def run(functions: Sequence[Callable[[], _Files]]) -> list[str]:
+                made, of = dict[int, _Files](), f"the history of {self.out}"
+
+                def done(i: int, files: _Files) -> None:
+                    commit.adopt(files)  # at once, so that they are deleted if another call fails
+                    made[i] = files
+
+                each_done([Call(each, of, partial(done, i)) for i, each in enumerate(functions)], ray=self.ray)
+                if not any(made.values()):
                     raise InputError(f"{self.out}: there are no rows, or no events; name files that have some")
-                return [storage.join(url, placed.path) for placed in found]
+                return [storage.join(url, placed.path) for i in sorted(made) for placed in made[i]]
 
             own = [partial(_write_rows, url, source, i, file, own=True) for i, file in enumerate(self.files)]
             rows = events = run([call for call, file in zip(own, self.files, strict=True) if not file.is_rewritten])
@@ -86,33 +90,12 @@ class HistoryLog(Stage):
             run([partial(_write_known, url, source, i, each, rows, events, memory) for i, each in passes])
             commit.finish({**_VERSION, "made_by": origin})
 
-    def known(self) -> list[tuple[str, ...]]:
-        """The files with the features of each input file."""
+    def known(self) -> list[File]:
+        """The files of the rows, with their features."""
         names = sorted(storage.listed_in(storage.read_manifest(self.out) or {}))
         starts = [f"known-{i:05}-" for i, _ in enumerate(self.files)]
-        return [tuple(storage.join(self.out, name) for name in names if name.startswith(each)) for each in starts]
-
-    def _run(self, calls: Sequence[Callable[[], _Files]], commit: storage.Commit) -> list[storage.Placed]:
-        """The files of calls, here or in tasks, in their order."""
-        results: dict[int, _Files] = {}
-
-        def done(i: int, files: _Files) -> None:
-            commit.adopt(files)  # at once, so that they are deleted if another call fails
-            results[i] = files
-
-        if not self.ray:
-            for i, call in enumerate(calls):
-                done(i, call())
-        else:
-            leases, of = storage.share_leases(), f"the history of {self.out}"
-            following = iter([Call(_in_task, (call, leases), of, partial(done, i)) for i, call in enumerate(calls)])
-            run_tasks(lambda: next(following, None))
-        return [placed for i in range(len(calls)) for placed in results[i]]
-
-
-def _in_task(call: Callable[[], _Files], leases: tuple[storage.Lease, ...]) -> _Files:
-    storage.join_leases(leases)
-    return call()
+        found = [tuple(storage.join(self.out, name) for name in names if name.startswith(each)) for each in starts]
+        return [replace(file, history=history) for file, history in zip(self.files, found, strict=True)]
 
 
 def _write_rows(out: str, source: Source, number: int, file: File, *, own: bool) -> _Files:

@@ -13,17 +13,17 @@ from pydantic import BeforeValidator, Field, model_validator
 from ltrscale import storage
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.manifest import Dataset, Feature
-from ltrscale.data.dataset.origin import first_source, inputs_of, read_as
+from ltrscale.data.dataset.origin import first_source, inputs_of, place_beside, read_as
 from ltrscale.data.dataset.writer import Compression
 from ltrscale.errors import InputError
 from ltrscale.ingest.baidu import BaiduUltr
-from ltrscale.ingest.events import Events, made_rows, place_of_rows
+from ltrscale.ingest.events import Events, made_rows
 from ltrscale.ingest.grouplogs import GroupRows
 from ltrscale.ingest.items import Items
 from ltrscale.ingest.lakes import Lake, table_version
 from ltrscale.ingest.letor import Letor
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
-from ltrscale.ingest.source import File, Source
+from ltrscale.ingest.source import Encoders, File, Reader, Source
 from ltrscale.ingest.texts import Encoding
 from ltrscale.ingest.validate import Duplicates
 
@@ -117,20 +117,12 @@ class PrepareConfig(Config):
     data files."""
 
     @model_validator(mode="after")
-    def _added_rows_have_a_history(self) -> Self:
+    def _fits(self) -> Self:
         history = self.source.known_before
         if self.add and history is not None and history.events is None:
             raise ValueError("add: the events before the added rows are elsewhere; name them as source.history.events")
-        return self
-
-    @model_validator(mode="after")
-    def _events_have_times(self) -> Self:
         if isinstance(self.source, Events) and (fixed := [each.path for each in self.inputs if each.period]):
             raise ValueError(f"inputs: {fixed[0]} has a fixed period, and events have times; leave period out")
-        return self
-
-    @model_validator(mode="after")
-    def _documents_have_ids(self) -> Self:
         match self.source:
             case Items(columns=ColumnMapping(item=None)) | Events(columns=ColumnMapping(item=None)):
                 key = "item"
@@ -170,7 +162,7 @@ def list_inputs(inputs: Sequence[InputFiles]) -> list[File]:
 def raw_files(dataset: Dataset) -> list[str]:
     """The files of raw rows that made a data set, if they still exist; of events those of the rows that they became."""
     if read_as(dataset).get("source", {}).get("kind") == "events":
-        return [file.url for file in made_rows(place_of_rows(first_source(dataset).url))[0]]
+        return [file.url for file in made_rows(place_beside(first_source(dataset).url, "rows"))[0]]
     urls = []
     for entry in inputs_of(dataset):
         try:
@@ -254,3 +246,7 @@ class UnitSettings:
     out: str
     taken: frozenset[str] = frozenset()
     encoding: Encoding | None = None
+
+    def open(self, encoders: Encoders) -> Reader:
+        """The reader of all files, as `Source.open`."""
+        return self.config.source.open(self.features, first=self.first.url, encoders=encoders, encoding=self.encoding)

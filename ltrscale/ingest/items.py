@@ -25,9 +25,8 @@ from ltrscale.data.times import part_of
 from ltrscale.errors import InputError
 from ltrscale.ingest.categories import CategoryEncoder
 from ltrscale.ingest.examined import Examined
-from ltrscale.ingest.history import LINE, HistoryConfig
-from ltrscale.ingest.history_rows import RowHistory
-from ltrscale.ingest.mapping import ColumnMapping, Fill, Use
+from ltrscale.ingest.history import LINE, HistoryConfig, RowHistory
+from ltrscale.ingest.mapping import ColumnMapping, Fill
 from ltrscale.ingest.resolve import check_same_features, missing, require, resolve_features, with_optional
 from ltrscale.ingest.rows import Raw, RowBlock, RowTexts, keep
 from ltrscale.ingest.source import Encoders, File, Needs, Reader, Source
@@ -43,7 +42,7 @@ from ltrscale.ingest.tables import (
     read_schema,
     with_joined,
 )
-from ltrscale.ingest.texts import Encoding, TokenReader
+from ltrscale.ingest.texts import Encoding, read_tokens
 
 _ROWS, _VALUES = 1 << 14, 1 << 22
 """The most values of a block; rows with very many features make smaller blocks."""
@@ -135,8 +134,7 @@ class Items(Source):
         """The time, keys and numbers of rows, for `history`."""
         url, joins = file.url, self.joins if own else ()
         whole = with_joined(self._schema(file), joins, self.columns.dialect, url)
-        uses: list[tuple[str, Use]] = [(time, "time"), *((name, "key") for name in keys)]
-        uses += [(name, "numeric") for name in numbers]
+        uses = [(time, "time"), *((name, "id") for name in keys), *((name, "number") for name in numbers)]
         for name, use in uses:
             require(whole, name, use, url)
         texts = {time, *keys, *join_keys(joins)}
@@ -153,7 +151,7 @@ class Items(Source):
         form, keys = file_form(file.url), join_keys(self.joins)
         numbers, texts = _numbers_and_texts(self.uses, features, keys)
         used = {*self.columns.sources_of(each.name for each in features), *keys, self.columns.time}
-        forms = {name: join.form for join in self.joins for name in join.columns}
+        forms = {name: file_form(storage.list_files(join.path)[0]) for join in self.joins for name in join.columns}
         vectors, reads = self.columns.vector_columns, dict[str, Any]()
         for column in self._whole(file):
             if column.name in used and column.name in vectors:
@@ -346,9 +344,9 @@ class ItemBlocks:
         """The tokens of rows; rows with bad tokens are rejected."""
         if self.mapping.tokens is None:
             return {}
-        reader, tokens = TokenReader(self.mapping.tokens, self.encoding), dict[str, pa.Array]()
+        tokenizer, tokens = self.mapping.tokens.tokenizer, dict[str, pa.Array]()
         for field, text in self.mapping.tokens.fields().items():
-            columns, faults = reader.read(field, self._plain(rows, text.column), text)
+            columns, faults = read_tokens(self._plain(rows, text.column), field, text, tokenizer, self.encoding)
             rows.reject_each(faults, "bad_tokens")
             tokens |= columns
         return tokens

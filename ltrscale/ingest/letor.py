@@ -62,18 +62,18 @@ class Letor(Source):
     def _inferred(self, files: Sequence[File]) -> int:
         if not self.dense:
             raise InputError("source.n_features: sparse rows do not state how many features there are; set it")
-        n_features, first = 0, ""
-        for file in files:
-            found = _infer_format(file.url, qid=file.group_sizes is None, first=self.first_index)
-            n = None if found is None else found.n_features
-            if n is not None and not n_features:
-                n_features, first = n, file.url
-            elif n is not None and n != n_features:
+        formats = {
+            file.url: _infer_format(file.url, qid=not file.group_sizes, first=self.first_index) for file in files
+        }
+        found = {url: each.n_features for url, each in formats.items() if each is not None}
+        first, expected = next(iter(found.items()), ("", 1))  # without a good row all rows are rejected anyway
+        for url, n in found.items():
+            if n != expected:
                 raise InputError(
-                    f"{file.url}: column {min(n, n_features) + 1}: the first row has {n} features, that of {first} has "
-                    f"{n_features}; mend the file, prepare it apart, or set source.n_features"
+                    f"{url}: column {min(n, expected) + 1}: the first row has {n} features, that of {first} has "
+                    f"{expected}; mend the file, prepare it apart, or set source.n_features"
                 )
-        return n_features or 1  # without a good row all rows are rejected anyway
+        return expected
 
     def _first_of(self, file: File) -> int:
         """The index of a file's first feature."""
@@ -154,10 +154,8 @@ def _grouped(blocks: Iterator[RowBlock], url: str, sizes_url: str, n_features: i
         nothing = np.empty(0, np.float32)
         ids = pa.array([], pa.string())
         yield RowBlock(sizes_url, np.empty(0, np.int64), ids, nothing.reshape(0, n_features), nothing, rejected=empty)
-    ends_G = np.cumsum(sizes_G)
-    total = int(ends_G[-1]) if len(ends_G) else 0
-    rows = 0
-    previous = -1  # the previous row's group
+    ends_G, total = np.cumsum(sizes_G), int(sizes_G.sum())
+    rows, previous = 0, -1  # the previous row's group
     for block in blocks:
         lines = np.sort(np.concatenate([block.lines_N, [rejection.line for rejection in block.rejected]]))
         first, rows = rows, rows + len(lines)
@@ -187,10 +185,8 @@ def _read_group_sizes(url: str) -> tuple[Ints, list[Rejection]]:
     """The sizes, and a rejection for each size of 0."""
     sizes: list[int] = []
     empty: list[Rejection] = []
-    line = 0
     for lines in line_blocks(url, size=_PIECE):
-        for text in lines.text.split(b"\n")[:-1]:
-            line += 1
+        for line, text in enumerate(lines.text.split(b"\n")[:-1], lines.first):
             word = text.strip()
             if not word:
                 continue

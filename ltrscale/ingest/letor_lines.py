@@ -106,7 +106,7 @@ def parse_lines(lines: Lines, file: str, row_format: RowFormat) -> RowBlock:
     )
 
 
-def dense_format(line: bytes, *, qid: bool, first: int | None = None) -> RowFormat | None:
+def dense_format(line: bytes, *, qid: bool, first: int | None) -> RowFormat | None:
     """The format of a good dense row, with its first index if that is known; None for any other line."""
     words = line.partition(b"#")[0].split()
     n_features = max(0, len(words) - 1 - qid)

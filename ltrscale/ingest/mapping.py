@@ -32,22 +32,8 @@ Fill = Annotated[float, Field(ge=-_LARGEST, le=_LARGEST)] | Literal["median"]
 """The value to use for a missing one."""
 Side = Literal["positions", "clicks", "weights", "gains"]
 """Further columns of documents, by their names in a data set."""
-Use = (
-    Side
-    | Literal["query", "item", "docs", "label", "graded label", "labels", "time", "period_column", "meta"]
-    | Literal["numeric", "categorical", "dates", "vectors", "features"]
-    | Literal["list of numeric features", "list of categorical features"]
-    | Literal["list of positions", "list of clicks", "list of weights", "list of gains"]
-    | Literal["key", "text", "texts of documents", "token ids", "lengths of tokens"]
-    | Literal["id", "number"]
-)
-"""What a column is for, which `resolve` compares with its type, and the word for it in errors."""
-_LIST_OF: dict[Side, Use] = {
-    "positions": "list of positions",
-    "clicks": "list of clicks",
-    "weights": "list of weights",
-    "gains": "list of gains",
-}
+Use = str
+"""What a column is for, a key of the types that fit it in `resolve`, and the word for it in errors."""
 
 
 class _Columns(Config):
@@ -491,7 +477,7 @@ class ListColumns(_Columns):
         }
         named = [(name, use) for use, name in single.items() if name is not None]
         named += [(name, "labels") for name in self.further_labels.values()]
-        return named + [(name, _LIST_OF[side]) for side, name in self.side().items()]
+        return named + [(name, f"list of {side}") for side, name in self.side().items()]
 
 
 def named_columns(names: Iterable[str], patterns: Sequence[str]) -> list[str]:

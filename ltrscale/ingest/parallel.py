@@ -9,7 +9,7 @@ of units. Tasks put finished files in place themselves; the driver takes them ov
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,10 +18,10 @@ from ltrscale import storage
 from ltrscale.arrays import Bits
 from ltrscale.data.dataset.files import Counts, total_of
 from ltrscale.data.ids import QueryIds
-from ltrscale.ingest.assembly import Survey, UnitIds, Written, silent, survey_unit, write_unit
+from ltrscale.ingest.assembly import Survey, Written, silent, survey_unit, write_unit
 from ltrscale.ingest.inputs import Unit, UnitSettings
 from ltrscale.progress import Advance
-from ltrscale.runtime.engine import plain_errors, ray_cluster
+from ltrscale.runtime.engine import plain_errors
 
 _PATIENCE_S = 30.0
 _TASKS_A_CPU = 2
@@ -33,27 +33,24 @@ _REMEDY = "lower unit_mb or sort_memory, or give Ray fewer CPUs"
 class Call(NamedTuple):
     """A call to make in a task; `done` receives its result, and `name` is its input's name, for errors."""
 
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
+    function: Callable[[], Any]
     name: str
     done: Callable[[Any], None]
 
 
 class _WrittenUnit(NamedTuple):
-    """The result of a task: the written unit, its ids, its placed files, and the ids that only rejected rows have."""
+    """The result of a task: the written unit, its placed files, and the ids that only rejected rows have."""
 
     written: Written
-    ids: UnitIds
     placed: tuple[storage.Placed, ...]
     lost_ids: Bits
 
 
 @dataclass
 class UnitsOnRay:
-    """Writes units in tasks of the connected Ray cluster, or of a new one.
+    """The calls that write units, for `run_tasks`; planned units come before surveys of others, so that few wait.
 
-    Planned units are written before others are surveyed, so that few wait. The fields are the arguments of
-    `write_unit`; `take` receives the units in order.
+    The fields are the arguments of `write_units`.
     """
 
     settings: UnitSettings
@@ -62,7 +59,7 @@ class UnitsOnRay:
     commit: storage.Commit
     ids: QueryIds
     advance: Advance
-    take: Callable[[Written, UnitIds], None]
+    take: Callable[[Written], None]
 
     def __post_init__(self) -> None:
         self.settings = replace(self.settings, out=storage.absolute(self.settings.out))
@@ -72,13 +69,7 @@ class UnitsOnRay:
         self._to_survey, self._to_plan, self._to_take = len(self.units) if single else 0, 0, 0
         self._surveys: dict[int, Survey] = {}
         self._written: dict[int, _WrittenUnit] = {}
-        self._ahead = 0  # known with the cluster
-
-    def write(self) -> None:
-        """Write all units; raises as `write_unit`, or if a task's process keeps dying."""
-        with ray_cluster(1):
-            self._ahead = _AHEAD * _most_tasks()
-            run_tasks(self.following)
+        self._ahead = _AHEAD * _most_tasks()
 
     def following(self) -> Call | None:
         """The next call; None if there is nothing to do until another call ends."""
@@ -87,7 +78,7 @@ class UnitsOnRay:
             self._to_plan += 1
         while (unit := self._written.pop(self._to_take, None)) is not None:
             self.ids.unread.add(unit.lost_ids)
-            self.take(unit.written, unit.ids)
+            self.take(unit.written)
             self._to_take += 1
         if self._planned:
             return self._planned.popleft()
@@ -95,7 +86,8 @@ class UnitsOnRay:
         if i == len(self.units) or i >= self._to_take + self._ahead:
             return None
         self._to_survey += 1
-        return Call(_survey, (self.settings, self.units[i]), str(self.units[i]), partial(self._surveyed, i))
+        read = partial(_survey, self.settings, self.units[i])
+        return Call(read, str(self.units[i]), partial(self._surveyed, i))
 
     def _plan(self, i: int, survey: Survey) -> Call:
         """The call that writes a unit; its groups with new query ids determine where the next unit starts."""
@@ -106,8 +98,8 @@ class UnitsOnRay:
         return self._write(i, before, returning)
 
     def _write(self, i: int, before: Counts, returning: Bits) -> Call:
-        arguments = (self.settings, self.units[i], before, returning, storage.share_leases())
-        return Call(_write, arguments, str(self.units[i]), partial(self._wrote, i))
+        write = partial(_write, self.settings, self.units[i], before, returning)
+        return Call(write, str(self.units[i]), partial(self._wrote, i))
 
     def _surveyed(self, i: int, survey: Survey) -> None:
         self._surveys[i] = survey
@@ -124,36 +116,23 @@ def _survey(settings: UnitSettings, unit: Unit) -> Survey:
         return survey_unit(settings, unit, folder=folder)
 
 
-def _write(
-    settings: UnitSettings, unit: Unit, before: Counts, returning: Bits, leases: tuple[storage.Lease, ...]
-) -> _WrittenUnit:
+def _write(settings: UnitSettings, unit: Unit, before: Counts, returning: Bits) -> _WrittenUnit:
     """The task of the second pass."""
-    storage.join_leases(leases)
     with storage.scratch.directory() as folder, storage.Commit(settings.out, helping=True) as commit:
         ids = QueryIds(folder)
         ids.groups.add(returning)
-        written, new_ids = write_unit(settings, unit, before, commit=commit, ids=ids, folder=folder, advance=silent)
-        return _WrittenUnit(written, new_ids, commit.leave(), ids.lost())
+        written = write_unit(settings, unit, before, commit=commit, ids=ids, folder=folder, advance=silent)
+        return _WrittenUnit(written, commit.leave(), ids.lost())
 
 
-def each_done(
-    function: Callable[..., Any],
-    calls: Iterable[tuple[str, str, tuple[Any, ...]]],
-    done: Callable[[str, Any], None],
-    *,
-    ray: bool,
-) -> None:
-    """Call a function with each of some arguments, in tasks of the Ray cluster or here, in any order.
-
-    A call has a key, its input's name for errors, and the arguments; `done` receives the key and the result.
-    """
-    if not ray:
-        for key, _, arguments in calls:
-            done(key, function(*arguments))
+def each_done(calls: Iterable[Call], *, ray: bool) -> None:
+    """Make calls, in tasks of the Ray cluster or here, in any order."""
+    if ray:
+        following = iter(calls)
+        run_tasks(lambda: next(following, None))
         return
-    waiting = (Call(function, arguments, name, partial(done, key)) for key, name, arguments in calls)
-    with ray_cluster(1):
-        run_tasks(lambda: next(waiting, None))
+    for call in calls:
+        call.done(call.function())
 
 
 def _most_tasks() -> int:
@@ -168,13 +147,13 @@ def run_tasks(following: Callable[[], Call | None]) -> None:
     # stopped, and the results of those that have ended are still received, in this thread.
     import ray
 
-    remote = cache(ray.remote(num_cpus=1))
+    task = ray.remote(num_cpus=1)(_in_task)
     running: dict[Any, Call] = {}
     limit = _most_tasks()
     try:
         while True:
             while len(running) < limit and (call := following()) is not None:
-                running[remote(call.function).remote(*call.arguments)] = call
+                running[task.remote(call.function, storage.share_leases())] = call
             if not running:
                 return
             (ready,), _ = ray.wait(list(running), num_returns=1)
@@ -183,12 +162,17 @@ def run_tasks(following: Callable[[], Call | None]) -> None:
                 result = ray.get(ready)
             call.done(result)
     finally:
-        for task in running:
-            ray.cancel(task)
+        for each in running:
+            ray.cancel(each)
         ended, _ = ray.wait(list(running), num_returns=len(running), timeout=_PATIENCE_S) if running else ([], [])
-        for task in ended:
+        for each in ended:
             try:
-                result = ray.get(task)
+                result = ray.get(each)
             except Exception:  # cancelled, or failed as well: the first failure is the one to report
                 continue
-            running[task].done(result)
+            running[each].done(result)
+
+
+def _in_task(function: Callable[[], Any], leases: tuple[storage.Lease, ...]) -> Any:
+    storage.join_leases(leases)
+    return function()

@@ -1,31 +1,43 @@
 """Turns raw input into a data set directory: read, validate, group, partition by period, write, commit.
 
 The input is cut into units (`inputs`), processed one after the other (`assembly`) or in parallel (`parallel`) with the
-same output. Readers see nothing before the manifest is committed.
+same output. Texts to learn from, and medians that fill gaps, are looked for first. Readers see nothing before the
+manifest is committed.
+
+Shapes: N rows, F features.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import pyarrow as pa
+
 from ltrscale import storage
+from ltrscale.arrays import Bools, Floats
 from ltrscale.config import Operational
 from ltrscale.data.dataset.columns import put_vocabulary, with_lists
 from ltrscale.data.dataset.files import DataFiles, total_of
 from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
+from ltrscale.data.dataset.files import Counts, DataFiles, total_of
+from ltrscale.data.dataset.origin import place_beside
+from ltrscale.data.dataset.tokens import put_vocabulary
 from ltrscale.data.dataset.writer import commit_dataset
-from ltrscale.data.ids import QueryIds
+from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
+from ltrscale.errors import InputError
 from ltrscale.ingest import additions
-from ltrscale.ingest.additions import joined_manifests
-from ltrscale.ingest.assembly import UnitIds, Written, write_unit
+from ltrscale.ingest.assembly import Written, write_units
 from ltrscale.ingest.event_rows import EventRows
-from ltrscale.ingest.events import made_rows, place_of_rows
+from ltrscale.ingest.events import made_rows
 from ltrscale.ingest.history_log import HistoryLog
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings, cut_units, fingerprints, list_inputs
-from ltrscale.ingest.parallel import UnitsOnRay
-from ltrscale.ingest.passes import find_fills, training_texts
+from ltrscale.ingest.mapping import Fill
+from ltrscale.ingest.parallel import UnitsOnRay, run_tasks
 from ltrscale.ingest.remarks import (
     check_events,
     check_expected,
@@ -36,14 +48,17 @@ from ltrscale.ingest.remarks import (
     warn_of_labels,
     warn_of_places,
 )
+from ltrscale.ingest.rows import RowBlock, row_periods
 from ltrscale.ingest.source import File
-from ltrscale.ingest.tables import parquet_schema
-from ltrscale.ingest.texts import Encoding, encoding_of
-from ltrscale.ingest.unfinished import Unfinished
+from ltrscale.ingest.texts import Encoding, TokenizerConfig, encoding_of
 from ltrscale.ingest.validate import total_accounting, with_counts
 from ltrscale.progress import Report, log, progress
+from ltrscale.runtime.engine import ray_cluster
 from ltrscale.simulate.synthetic import SyntheticLog, SyntheticLogConfig
 from ltrscale.stages.stage import Origin, Stage
+
+_MOST_VALUES = 1 << 20
+"""Values of a feature that are kept for its median."""
 
 
 class PrepareJob(Stage):
@@ -98,18 +113,20 @@ class PrepareJob(Stage):
                 a period has other counts than expected; an addition does not fit the data set, or making the data set
                 again would delete additions.
         """
-        config, files, events = self._rows()
-        with storage.Commit(self.out) as commit, storage.scratch.directory() as folder:
-            existing = _existing(config, self.out)
-            settings, units = _settings(config, files, existing, commit, folder, late=bool(events))
-            additions.check_rewritten(settings, self._known(), existing)
-            new, totals = _write(settings, units, commit, folder, existing, origin, ray=self.ray)
-            check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
-            check_expected(config.expect, new)
-            manifest = new.model_copy(update={"accounting": with_counts(new.accounting, events)})
-            if existing is not None:
-                manifest = additions.with_addition(existing.manifest, manifest)
-            manifest = commit_dataset(commit, manifest)
+        with ray_cluster(1) if self.ray else nullcontext(), storage.scratch.directory() as folder:
+            config, files, events = self._rows()
+            with storage.Commit(self.out) as commit:
+                existing = _existing(config, self.out)
+                read = [file for file in files if not file.is_rewritten]
+                settings, units = _settings(config, read, existing, commit, folder, late=bool(events))
+                additions.check_rewritten(settings, files, existing)
+                new, totals = _write(settings, units, commit, folder, existing, origin, ray=self.ray)
+                check_rows(new.accounting, totals.first_rejections, settings, for_scoring=self.for_scoring)
+                check_expected(config.expect, new)
+                manifest = new.model_copy(update={"accounting": with_counts(new.accounting, events)})
+                if existing is not None:
+                    manifest = additions.with_addition(existing.manifest, manifest)
+                manifest = commit_dataset(commit, manifest)
         report_counts(self.out, new, report, added=existing is not None)
         if not self.for_scoring:
             warn_of_labels(self.out, manifest, config.source)
@@ -122,40 +139,34 @@ class PrepareJob(Stage):
                 ask_of_leaks(self.out)
 
     def _rows(self) -> tuple[PrepareConfig, list[File], dict[str, int]]:
-        """The settings and files of rows, and the counts of the events that they are made of, if they are.
-
-        What these need is made first: the features of history, or the rows that events become.
-        """
+        """The settings and files of rows, once they are made, and the counts of the events that they are made of."""
         config = self.own_settings()
-        if (history := self._history) is not None:
-            history.run()
-        if config.source.rows is config.source:
-            return config, [file for file in self._known() if not file.is_rewritten], {}
-        out = place_of_rows(self.out)
-        shared = {"source": config.source, "unit_mb": config.unit_mb, "memory": config.sort_memory, "ray": self.ray}
-        EventRows.model_validate({"out": out, "read": config.inputs, **shared}).run()
-        files, counts = made_rows(out)
-        check_events(out, counts, config.max_rejected)
-        return config.replace(source=config.source.rows), files, counts
+        if self._first is not None:
+            self._first.run()
+        match self._first:
+            case EventRows(out=out, source=source):
+                files, counts = made_rows(out)
+                check_events(out, counts, config.max_rejected)
+                return config.replace(source=source.rows), files, counts
+            case HistoryLog() as history:
+                return config, history.known(), {}
+        return config, self._listed, {}
 
     @cached_property
     def _listed(self) -> list[File]:
         """The files of the inputs, listed once."""
-        return self._history.files if self._history else list_inputs(self.own_settings().inputs)
-
-    def _known(self) -> list[File]:
-        """These files, with the features of earlier events."""
-        if (history := self._history) is None:
-            return self._listed
-        return [replace(file, history=known) for file, known in zip(self._listed, history.known(), strict=True)]
+        return self._first.files if self._first else list_inputs(self.own_settings().inputs)
 
     @cached_property
-    def _history(self) -> HistoryLog | None:
-        """What computes the features of earlier events; None if the source has none."""
+    def _first(self) -> EventRows | HistoryLog | None:
+        """What makes rows of events, or computes the features of earlier ones."""
         config = self.own_settings()
-        if config.source.known_before is None:
-            return None
-        return HistoryLog(out=f"{self.out.rstrip('/')}-history", prepare=config, ray=self.ray)
+        if config.source.rows is not config.source:
+            shared = {"source": config.source, "unit_mb": config.unit_mb, "memory": config.sort_memory, "ray": self.ray}
+            return EventRows.model_validate({"out": place_beside(self.out, "rows"), "read": config.inputs, **shared})
+        if config.source.known_before is not None:
+            return HistoryLog(out=place_beside(self.out, "history"), prepare=config, ray=self.ray)
+        return None
 
     @property
     def _files(self) -> list[File]:
@@ -198,7 +209,7 @@ def _settings(
     sizes = storage.at_once(storage.size, [file.url for file in files])
     units = cut_units(files, sizes, unit_bytes=config.unit_mb * 2**20, sort=config.sort, first=first)
     settings = replace(settings, encoding=_encoding(settings, units, existing, commit, folder))
-    source = config.source.filled(find_fills(settings, units, existing))
+    source = config.source.filled(_find_fills(settings, units, existing))
     return replace(settings, config=config.replace(source=source)), units
 
 
@@ -211,8 +222,97 @@ def _encoding(
         return None
     if existing is not None:
         return encoding_of(existing.url)
-    new = tokens.tokenizer.open(lambda: training_texts(settings, units, tokens.tokenizer, folder))
+    new = tokens.tokenizer.open(lambda: _training_texts(settings, units, tokens.tokenizer, folder))
     return replace(new, vocabulary=put_vocabulary(new.vocabulary, new.content, commit)) if new.content else new
+
+
+def _training_texts(
+    settings: UnitSettings, units: Sequence[Unit], tokenizer: TokenizerConfig, folder: Path
+) -> Iterator[list[str]]:
+    """The texts of all token fields in the periods that a tokenizer is trained on, each distinct text once."""
+    if not tokenizer.learns_from:
+        return
+    fields = {field.column for field in settings.config.source.token_fields}
+    seen = SeenHashes(folder)
+    for block, wanted_N in _in_periods(settings, units, tokenizer.learns_from):
+        for column in (column for name, column in block.columns.items() if name in fields):
+            texts = column.filter(pa.array(wanted_N)).unique().drop_null().to_pylist()
+            new = ~seen.add(hash_ids(texts))
+            yield [text for text, is_new in zip(texts, new.tolist(), strict=True) if is_new]
+
+
+def _find_fills(settings: UnitSettings, units: Sequence[Unit], existing: Dataset | None) -> dict[str, float]:
+    """The fill value of each filled feature; from the data set that is added to, if there is one."""
+    mapping = settings.config.source.mapping
+    fills = mapping.fills_of(settings.features) if mapping else {}
+    if existing is not None:
+        _check_same(existing, fills)
+        return existing.manifest.fills
+    constants = {name: float(np.float32(value)) for name, value in fills.items() if value != "median"}
+    return constants | _medians([name for name, value in fills.items() if value == "median"], settings, units)
+
+
+def _check_same(dataset: Dataset, new_fills: Mapping[str, Fill]) -> None:
+    old_fills = dataset.manifest.fills
+    for name in sorted(new_fills.keys() | old_fills.keys()):
+        new, old = new_fills.get(name), old_fills.get(name)
+        same = new == "median" or (new is not None and float(np.float32(new)) == old)
+        if (new is None) != (old is None) or not same:
+            state = "stay missing" if old is None else f"are {old:g}"
+            raise InputError(
+                f"{dataset.url}: missing values of {name!r} {state} there; prepare with the same fill, or into another "
+                "directory"
+            )
+
+
+def _medians(names: Sequence[str], settings: UnitSettings, units: Sequence[Unit]) -> dict[str, float]:
+    """The medians of some features over rows of the configured periods, by default over all rows."""
+    if not names:
+        return {}
+    assert settings.config.source.mapping is not None
+    periods = settings.config.source.mapping.fill_periods
+    places = [[feature.name for feature in settings.features].index(name) for name in names]
+    values = [_Values() for _ in names]
+    for block, wanted_N in _in_periods(settings, units, periods):
+        rows_NF = block.features_NF[wanted_N]
+        for place, each in zip(places, values, strict=True):
+            each.add(rows_NF[:, place])
+    if empty := [name for name, each in zip(names, values, strict=True) if not each.seen]:
+        where = f" in {', '.join(periods)}" if periods else ""
+        raise InputError(f"fill: {empty[0]!r} has no value{where}, so no median; give a number, or other fill_periods")
+    return {name: each.median() for name, each in zip(names, values, strict=True)}
+
+
+def _in_periods(
+    settings: UnitSettings, units: Sequence[Unit], wanted: Sequence[str]
+) -> Iterator[tuple[RowBlock, Bools]]:
+    """The rows, with a mask of those in some periods, given by name or as ranges A..B; all if none are given."""
+    read = settings.open({})
+    ranges = [(first, last if dots else first) for first, dots, last in (each.partition("..") for each in wanted)]
+    for unit in units:
+        for block in chain.from_iterable(map(read, unit.files)):
+            coded = row_periods(block, unit.period, settings.config.period).dictionary_encode()
+            names = coded.dictionary.to_pylist()
+            inside = [not ranges or any(first <= name <= last for first, last in ranges) for name in names]
+            yield block, np.array(inside, bool)[coded.indices.to_numpy()]
+
+
+class _Values:
+    """Values of a feature for their median; beyond a million, only every second, fourth, ... value."""
+
+    def __init__(self) -> None:
+        self.seen, self._step, self._kept = 0, 1, [np.empty(0, np.float32)]
+
+    def add(self, values_N: Floats) -> None:
+        """Add the finite ones."""
+        values_n = values_N[np.isfinite(values_N)]
+        self._kept.append(values_n[-self.seen % self._step :: self._step].copy())
+        self.seen += len(values_n)
+        while sum(map(len, self._kept)) > _MOST_VALUES:
+            self._kept, self._step = [np.concatenate(self._kept)[::2]], 2 * self._step
+
+    def median(self) -> float:
+        return float(np.float32(np.median(np.concatenate(self._kept).astype(np.float64))))
 
 
 def _existing(config: PrepareConfig, out: str) -> Dataset | None:
@@ -237,43 +337,42 @@ def _write(
     ray: bool,
 ) -> tuple[Manifest, Written]:
     """Put all files in place; returns the manifest of these files alone, and its totals."""
-    ids, schema = QueryIds(folder), None
+    ids, totals = QueryIds(folder), Written(len(settings.features), settings.out)
     if existing is not None:
-        schema = with_lists(parquet_schema(storage.listed_file(existing.url, existing.manifest.files[0].path)))
+        totals.schema = additions.schema_of_groups(existing.url, existing.manifest)
         if any(not unit.period for unit in units):
             additions.recall_ids(existing, ids, folder)
-    unfinished = Unfinished(commit, origin, existing)
-    totals = Written(len(settings.features), schema, settings.out)
+    unfinished = additions.Unfinished(commit, origin, existing)
     unfinished.restore(totals, ids, folder)
-    earlier = (existing.manifest if existing else None, unfinished.manifest)
-    counts_before = total_of(manifest.counts() for manifest in earlier if manifest is not None)
-    if existing is not None and (erased := existing.manifest.erased):
-        counts_before = total_of([counts_before, (erased.groups, 0, 0)])  # no gid is given twice
-    units, total = units[unfinished.units :], len(units)
+    before, units = _counts_before(existing, unfinished.manifest), units[unfinished.units :]
 
-    def take(written: Written, new_ids: UnitIds) -> None:
-        ids.kept.push(new_ids.kept)
-        ids.others.push(new_ids.others)
+    def take(written: Written) -> None:
+        ids.kept.push(written.kept_ids)
+        ids.others.push(written.other_ids)
         totals.add(written)
         if unfinished.is_due and totals.units < len(units):
-            done, manifest = total - len(units) + totals.units, _manifest(totals, settings, origin, unfinished.manifest)
+            done, manifest = unfinished.units + totals.units, _manifest(totals, settings, origin, unfinished.manifest)
             unfinished.save(done, manifest, ids, totals)
 
     with progress("prepare", sum(unit.bytes for unit in units), "rows") as advance:
         if ray:
-            UnitsOnRay(settings, units, counts_before, commit, ids, advance, take).write()
+            run_tasks(UnitsOnRay(settings, units, before, commit, ids, advance, take).following)
         else:
-            for unit in units:
-                written, new_ids = write_unit(
-                    settings, unit, counts_before, commit=commit, ids=ids, folder=folder, advance=advance
-                )
-                counts_before = total_of([counts_before, *(files.counts() for files in written.files)])
-                take(written, new_ids)
+            write_units(settings, units, before, commit=commit, ids=ids, folder=folder, advance=advance, take=take)
     query_ids = additions.record_ids(ids, existing, commit, folder)
     lost = len(ids.lost())
     manifest = _manifest(totals, settings, origin, unfinished.manifest, lost_groups=lost, query_ids=query_ids)
     commit.keep(manifest.quarantine)  # before any check, because errors point the user to these files
     return manifest, totals
+
+
+def _counts_before(existing: Dataset | None, finished: Manifest | None) -> Counts:
+    """The counts of the data set and of what an interrupted run has finished, so that no gid is given twice."""
+    counts = [finished.counts()] if finished is not None else []
+    if existing is not None:
+        counts += [existing.manifest.counts()]
+        counts += [Counts(erased.groups, 0, 0)] if (erased := existing.manifest.erased) else []
+    return total_of(counts)
 
 
 def _manifest(
@@ -308,4 +407,4 @@ def _manifest(
         quarantine=totals.quarantine,
         made_by=dict(origin),
     )
-    return new if finished is None else joined_manifests(finished, new)
+    return new if finished is None else additions.joined_manifests(finished, new)

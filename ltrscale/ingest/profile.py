@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ltrscale import storage
-from ltrscale.arrays import Bools, Ints
+from ltrscale.arrays import Bools, Doubles, Ints
 from ltrscale.data import columns as cols
 from ltrscale.data.columns import Vectors, lists_of_texts, vector_size
 from ltrscale.data.times import DAY_NUMBER, ISO, USUAL_FORMATS, Clock, instants
@@ -285,13 +285,7 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
     values = without_nan(values)
     counted = values.drop_null().value_counts()
     distinct_values, counts_V = counted.field("values"), counted.field("counts").to_numpy()
-    if not cols.is_number(kind):
-        numbers_V = np.zeros(0)
-    elif cols.is_text(distinct_values.type):
-        texts = distinct_values.to_pylist()
-        numbers_V = np.array([dialect.value(text) if dialect.number(text) else np.nan for text in texts])
-    else:
-        numbers_V = distinct_values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    numbers_V = _numbers_in(distinct_values, kind, dialect)
     bad_V = np.zeros(len(distinct_values), bool)
     if len(numbers_V) and not pa.types.is_boolean(kind):
         bad_V = ~np.isfinite(numbers_V)
@@ -320,6 +314,15 @@ def _column(name: str, kind: pa.DataType, values: pa.Array, dialect: Dialect) ->
         bad=float(counts_V[bad_V].sum() / len(values)),
         days=float(np.ptp(np.quantile(seconds_V, [0.01, 0.99]))) / 86400 if len(seconds_V) else 0.0,
     )
+
+
+def _numbers_in(values: pa.Array, kind: pa.DataType, dialect: Dialect) -> Doubles:
+    """The values of a numeric column, NaN where they are none; empty for another column."""
+    if not cols.is_number(kind):
+        return np.zeros(0)
+    if cols.is_text(values.type):
+        return np.array([dialect.value(text) if dialect.number(text) else np.nan for text in values.to_pylist()])
+    return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False))
 
 
 def _list_column(name: str, kind: pa.DataType, values: pa.Array) -> LogColumn:

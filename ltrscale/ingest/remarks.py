@@ -19,9 +19,9 @@ from ltrscale.progress import Report, log
 class RejectedRowsError(InputError):
     """More than `max_rejected` of the rows were rejected; `rules` counts them by rule."""
 
-    def __init__(self, message: str, rules: Mapping[str, int] | None = None) -> None:
+    def __init__(self, message: str, rules: Mapping[str, int]) -> None:
         super().__init__(message)
-        self.rules = rules or {}
+        self.rules = rules
 
 
 def check_rows(
@@ -132,7 +132,8 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
 def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
     """Warn if no list of a labelled data set has two different labels, because training would refuse it."""
     if manifest.counts().labelled and (wrong := nothing_to_learn(select(Split(data=out), labelled=True))):
-        log.warning("prepare: %s: %s; check %s and the query", out, wrong, source.label_place)
+        column = source.uses and f"column {source.uses.label_column!r}, which prepare takes as the label,"
+        log.warning("prepare: %s: %s; check %s and the query", out, wrong, column or "the labels")
 
 
 def warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:

@@ -64,7 +64,7 @@ def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[F
         categorical = named_columns(schema.names, mapping.categorical)
         names = mapping.feature_columns(schema)
         for name in names:
-            require(schema, name, _LISTS_OF[_kind(name, categorical)], file)
+            require(schema, name, f"list of {_kind(name, categorical)} features", file)
         return [Feature(name=name, kind=_kind(name, categorical)) for name in names]
     inner = require(schema, mapping.features[0], "features", file).value_type
     n = mapping.n_features or len(mapping.names) or (inner.list_size if pa.types.is_fixed_size_list(inner) else 0)
@@ -78,12 +78,6 @@ def resolve_groups(schema: pa.Schema, mapping: ListColumns, file: str) -> list[F
         if name not in names:
             raise InputError(f"{file}: categorical: no feature is named {name!r}; {_remedy(name, names)}")
     return [Feature(name=name, kind=_kind(name, mapping.categorical)) for name in names]
-
-
-_LISTS_OF: dict[Literal["numeric", "categorical"], Use] = {
-    "numeric": "list of numeric features",
-    "categorical": "list of categorical features",
-}
 
 
 def _kind(name: str, categorical: Sequence[str]) -> Literal["numeric", "categorical"]:
@@ -124,7 +118,7 @@ def check_same_features(
                 remedy = _remedy(column, schema.names)
                 raise InputError(f"{file}: column {column!r} is missing, which {first} has; {remedy}")
         if feature.name not in made:
-            require(schema, feature.name, feature.kind if items else _LISTS_OF[feature.kind], file)
+            require(schema, feature.name, feature.kind if items else f"list of {feature.kind} features", file)
     for feature in found:
         if feature not in known:
             raise InputError(
@@ -189,20 +183,13 @@ _ID = _Fit(cols.is_id, "text or whole numbers")
 _TIMES = _Fit(is_time, "time stamps, dates, seconds since 1970 or text")
 _NUMBER = _Fit(cols.is_number, "numbers")
 _NUMBERS = _Fit(_list_of(cols.is_number), "lists of numbers")
+_LISTED = ("numeric features", "positions", "clicks", "weights", "gains")
 _FITS: dict[Use, _Fit] = {
-    "query": _ID,
-    "item": _ID,
-    "key": _ID,
-    "period_column": _ID,
-    "label": _NUMBER,
+    **dict.fromkeys(("query", "item", "id", "period_column"), _ID),
+    **dict.fromkeys(("label", "positions", "clicks", "weights", "gains", "numeric", "number"), _NUMBER),
+    **dict.fromkeys(("time", "dates"), _TIMES),
+    **dict.fromkeys(("labels", "lengths of tokens", *(f"list of {each}" for each in _LISTED)), _NUMBERS),
     "graded label": _Fit(cols.is_id, "text or numbers"),
-    "positions": _NUMBER,
-    "clicks": _NUMBER,
-    "weights": _NUMBER,
-    "gains": _NUMBER,
-    "time": _TIMES,
-    "dates": _TIMES,
-    "numeric": _NUMBER,
     "vectors": _Fit(lambda kind: is_vector(kind) or cols.is_text(kind), "lists of numbers, or their text"),
     "categorical": _Fit(cols.is_single, "single values"),
     "meta": _Fit(cols.is_kept, "single values, or lists or structs of them"),
@@ -211,19 +198,10 @@ _FITS: dict[Use, _Fit] = {
         "lists of numbers, or lists of such lists",
     ),
     "docs": _Fit(_list_of(cols.is_id), "lists of text or of whole numbers"),
-    "labels": _NUMBERS,
-    "list of numeric features": _NUMBERS,
     "list of categorical features": _Fit(_list_of(cols.is_single), "lists of single values"),
-    "list of positions": _NUMBERS,
-    "list of clicks": _NUMBERS,
-    "list of weights": _NUMBERS,
-    "list of gains": _NUMBERS,
     "text": _Fit(_is_text, "text or lists of token ids"),
     "texts of documents": _Fit(_list_of(_is_text), "lists of these"),
     "token ids": _Fit(_NUMBERS.test, "lists of token ids"),
-    "lengths of tokens": _NUMBERS,
-    "id": _ID,
-    "number": _NUMBER,
 }
 
 

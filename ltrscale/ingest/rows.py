@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ltrscale.arrays import Bools, Floats, Ints
@@ -108,6 +109,14 @@ class RowBlock:
 
     def __len__(self) -> int:
         return len(self.lines_N)
+
+
+def row_periods(rows: RowBlock, fixed: str, default: str) -> pa.StringArray:
+    """The period of each row: a fixed one, that of its file or its own, else the default."""
+    if fixed or rows.periods_N is None:
+        return pa.repeat(fixed or rows.period or default, len(rows))
+    named_N = rows.periods_N.fill_null("")
+    return pc.if_else(pc.equal(named_N, ""), default, named_N)
 
 
 def cut(rows: RowBlock, start: int, stop: int) -> RowBlock:
@@ -230,11 +239,6 @@ class Quarantine:
         self._buffer: list[Rejection] = []
         self._stack = ExitStack()
         self._writer: pq.ParquetWriter | None = None
-
-    @property
-    def rows(self) -> int:
-        """Input rows rejected so far."""
-        return self.rows_by_rule.total()
 
     def add(self, rejections: Iterable[Rejection]) -> None:
         """Write and count rejections."""

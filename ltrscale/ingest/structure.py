@@ -71,11 +71,10 @@ class KeyLists:
     def repeats(self, codes_N: Ints) -> float:
         """Share of the rows with a value that occurred before in their list."""
         codes_L = codes_N[self.rows_L]
-        list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)
         valid_L = codes_L >= 0
         if not valid_L.any():
             return 0.0
-        pairs = np.sort(list_L[valid_L] * (int(codes_L.max()) + 1) + codes_L[valid_L])
+        pairs = np.sort(self._list_L[valid_L] * (int(codes_L.max()) + 1) + codes_L[valid_L])
         return float(np.count_nonzero(pairs[1:] == pairs[:-1])) / len(pairs)
 
     def pairs(self, codes_N: Ints) -> tuple[int, float]:
@@ -89,7 +88,7 @@ class KeyLists:
         valid_N = codes_N[codes_N >= 0]
         counts_V = np.bincount(valid_N).astype(np.float64)
         codes_L = codes_N[self.rows_L]
-        list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)[codes_L >= 0]
+        list_L = self._list_L[codes_L >= 0]
         lengths_Q = np.bincount(list_L).astype(np.float64)
         same = np.unique(list_L * (int(codes_L.max(initial=0)) + 1) + codes_L[codes_L >= 0], return_counts=True)[1]
         of_all = max(len(valid_N) * (len(valid_N) - 1.0), 1.0)
@@ -124,8 +123,7 @@ class KeyLists:
         """How many deviations further up than the mean place of their lists some rows are, on average."""
         places_L, above_L = places_N[self.rows_L], above_N[self.rows_L]
         known_L = ~np.isnan(places_L)
-        list_L = np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)
-        places, above, groups = places_L[known_L], above_L[known_L], list_L[known_L]
+        places, above, groups = places_L[known_L], above_L[known_L], self._list_L[known_L]
         n_Q = np.maximum(np.bincount(groups), 1)
         mean_Q = np.bincount(groups, places) / n_Q
         variance_Q = np.bincount(groups, places**2) / n_Q - mean_Q**2
@@ -142,6 +140,10 @@ class KeyLists:
     @property
     def _lengths_Q(self) -> Ints:
         return np.diff([*self.starts_Q, len(self.rows_L)])
+
+    @property
+    def _list_L(self) -> Ints:
+        return np.repeat(np.arange(len(self.starts_Q)), self._lengths_Q)
 
 
 @dataclass(frozen=True)

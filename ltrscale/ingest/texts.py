@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from pydantic import Field, StringConstraints, model_validator
 
 from ltrscale import storage
-from ltrscale.arrays import Bools, Ints
+from ltrscale.arrays import Bools, Ints, offsets, runs
 from ltrscale.config import Config
 from ltrscale.data import columns as cols
 from ltrscale.data.dataset.columns import LISTS, NAME, SPECIAL, Owner, Special, TokenField, Vocabulary
@@ -294,55 +294,49 @@ class TokenColumns(Config):
         return [column for text in texts for column in (text.column, text.lengths) if column is not None]
 
 
-@dataclass(frozen=True)
-class TokenReader:
-    """Turns columns into lists of ids; without an encoding it keeps texts, to train a tokenizer on."""
+def read_tokens(
+    values: pa.Array, field: TokenField, text: TextColumn, tokenizer: Tokenizer, encoding: Encoding | None
+) -> tuple[dict[str, pa.Array], dict[int, str]]:
+    """The columns of a `RowBlock` for one field, as lists of ids, and the faults of unusable rows.
 
-    columns: TokenColumns
-    encoding: Encoding | None
+    `values` has a text or a list of ids in each row. Without an encoding texts stay, to train a tokenizer on.
+    """
+    if encoding is None:
+        is_text = cols.is_text(cols.value_type(values.type))
+        return {field.column: cols.texts(values)[0] if is_text else pa.nulls(len(values), pa.string())}, {}
+    ids = _list_ids(values) if cols.is_list(values.type) else _text_ids(cols.texts(values)[0], encoding)
+    faults = {i: f"{field.name} {fault}" for i, fault in ids.faults.items()}
+    if text.missing == "reject":
+        faults |= dict.fromkeys(np.flatnonzero(ids.missing_N).tolist(), f"{field.name} has no text")
+    faults |= _outside(field.name, ids, tokenizer.limit(encoding.vocabulary))
+    return _cut(field, ids), faults
 
-    def read(self, field: TokenField, values: pa.Array, text: TextColumn) -> tuple[dict[str, pa.Array], dict[int, str]]:
-        """The columns of a `RowBlock` for one field, and the faults of unusable rows.
 
-        `values` has a text or a list of ids in each row.
-        """
-        if self.encoding is None:
-            is_text = cols.is_text(cols.value_type(values.type))
-            return {field.column: cols.texts(values)[0] if is_text else pa.nulls(len(values), pa.string())}, {}
-        ids = _list_ids(values) if cols.is_list(values.type) else self._text_ids(cols.texts(values)[0])
-        faults = {i: f"{field.name} {fault}" for i, fault in ids.faults.items()}
-        if text.missing == "reject":
-            faults |= dict.fromkeys(np.flatnonzero(ids.missing_N).tolist(), f"{field.name} has no text")
-        faults |= self._outside(field.name, ids)
-        return _cut(field, ids), faults
+def _text_ids(texts: pa.StringArray, encoding: Encoding) -> "_Ids":
+    """The ids of texts; each distinct text is tokenized once."""
+    coded = texts.dictionary_encode()
+    if not encoding.content:
+        distinct = _number_ids(coded.dictionary)
+    else:
+        ids_T, lengths_K = encoding(coded.dictionary.to_pylist())
+        distinct = _Ids(ids_T, lengths_K, np.zeros(len(lengths_K), bool), {})
+    missing_N = pc.or_kleene(texts.is_null(), pc.equal(texts, "")).to_numpy(zero_copy_only=False)
+    place_N = coded.indices.fill_null(0).to_numpy().astype(np.int64)
+    return distinct.take(place_N, missing_N)
 
-    def _text_ids(self, texts: pa.StringArray) -> "_Ids":
-        """The ids of texts; each distinct text is tokenized once."""
-        assert self.encoding is not None
-        coded = texts.dictionary_encode()
-        if not self.encoding.content:
-            distinct = _number_ids(coded.dictionary)
-        else:
-            ids_T, lengths_K = self.encoding(coded.dictionary.to_pylist())
-            distinct = _Ids(ids_T, lengths_K, np.zeros(len(lengths_K), bool), {})
-        missing_N = pc.or_kleene(texts.is_null(), pc.equal(texts, "")).to_numpy(zero_copy_only=False)
-        place_N = coded.indices.fill_null(0).to_numpy().astype(np.int64)
-        return distinct.take(place_N, missing_N)
 
-    def _outside(self, name: str, ids: "_Ids") -> dict[int, str]:
-        """The rows with an id outside the vocabulary."""
-        assert self.encoding is not None
-        size = self.columns.tokenizer.limit(self.encoding.vocabulary)
-        bad_T = (ids.ids_T < 0) | (ids.ids_T >= size)
-        if not bad_T.any():
-            return {}
-        row_T = np.repeat(np.arange(len(ids.lengths_N)), ids.lengths_N)
-        rows, first = np.unique(row_T[bad_T], return_index=True)
-        values = ids.ids_T[bad_T][first]
-        return {
-            i: f"{name}: token {value} is not in the vocabulary of {size:,}"
-            for i, value in zip(rows.tolist(), values.tolist(), strict=True)
-        }
+def _outside(name: str, ids: "_Ids", size: int) -> dict[int, str]:
+    """The rows with an id outside the vocabulary."""
+    bad_T = (ids.ids_T < 0) | (ids.ids_T >= size)
+    if not bad_T.any():
+        return {}
+    row_T = np.repeat(np.arange(len(ids.lengths_N)), ids.lengths_N)
+    rows, first = np.unique(row_T[bad_T], return_index=True)
+    values = ids.ids_T[bad_T][first]
+    return {
+        i: f"{name}: token {value} is not in the vocabulary of {size:,}"
+        for i, value in zip(rows.tolist(), values.tolist(), strict=True)
+    }
 
 
 @dataclass(frozen=True)
@@ -359,11 +353,11 @@ class _Ids:
         if not len(self.lengths_N):
             return _Ids(self.ids_T, np.zeros(len(place_N), np.int64), missing_N, {})
         lengths_N = np.where(missing_N, 0, self.lengths_N[place_N])
-        starts_N = (np.cumsum(self.lengths_N) - self.lengths_N)[place_N]
+        starts_N = offsets(self.lengths_N)[place_N]
         bad_places = np.array(sorted(self.faults), np.int64)
         rows = np.flatnonzero(np.isin(place_N, bad_places) & ~missing_N).tolist()
         faults = {i: self.faults[int(place_N[i])] for i in rows}
-        return _Ids(self.ids_T[_runs(starts_N, lengths_N)], lengths_N, missing_N, faults)
+        return _Ids(self.ids_T[runs(starts_N, lengths_N)], lengths_N, missing_N, faults)
 
 
 def _list_ids(values: pa.Array) -> _Ids:
@@ -400,16 +394,7 @@ def _number_ids(texts: pa.StringArray) -> _Ids:
 def _cut(field: TokenField, ids: _Ids) -> dict[str, pa.Array]:
     """Each row's first `max_tokens` ids, and the number before the cut."""
     kept_N = np.minimum(ids.lengths_N, field.max_tokens)
-    starts_N = np.cumsum(ids.lengths_N) - ids.lengths_N
-    ids_T = ids.ids_T[_runs(starts_N, kept_N)]
+    ids_T = ids.ids_T[runs(offsets(ids.lengths_N)[:-1], kept_N)]
     inside_T = np.clip(ids_T, 0, np.iinfo(np.int32).max).astype(np.int32)  # rows with other ids are rejected
-    bounds = np.concatenate([[0], np.cumsum(kept_N)]).astype(np.int32)
-    lists = pa.ListArray.from_arrays(pa.array(bounds), pa.array(inside_T))
+    lists = pa.ListArray.from_arrays(pa.array(offsets(kept_N), pa.int32()), pa.array(inside_T))
     return {field.column: lists.cast(LISTS), FULL + field.column: pa.array(ids.lengths_N)}
-
-
-def _runs(starts_N: Ints, lengths_N: Ints) -> Ints:
-    """The concatenated indices of runs with these starts and lengths."""
-    index_T: Ints = np.repeat(starts_N - (np.cumsum(lengths_N) - lengths_N), lengths_N)
-    index_T += np.arange(len(index_T))
-    return index_T

@@ -28,6 +28,8 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import HIGHEST_LABEL, Bits, Bools, Doubles, Floats, Ints
 from ltrscale.data.dataset.columns import GOAL, is_of_documents, to_columns
+from ltrscale.arrays import HIGHEST_LABEL, Bits, Bools, Doubles, Floats, Ints, offsets
+from ltrscale.data.dataset.goals import GOAL
 from ltrscale.data.dataset.manifest import Accounting
 from ltrscale.data.dataset.writer import BESIDE_LABELS, to_lists
 from ltrscale.data.ids import QueryIds, hash_ids
@@ -78,12 +80,8 @@ class Validator:
     unjudged: Unjudged = "reject"
     features: Sequence[str] = ()
     scope: str = ""
-    rows_in: int = field(default=0, init=False)
-    rows_kept: int = field(default=0, init=False)
-    rows_merged: int = field(default=0, init=False)
-    groups_in: int = field(default=0, init=False)
-    groups_kept: int = field(default=0, init=False)
-    groups_rejected: int = field(default=0, init=False)
+    counts: Counter[str] = field(default_factory=Counter, init=False)
+    """Those of the accounting, by name."""
     others: list[Bits] = field(default_factory=list, init=False)
     _open: list[RowBlock] = field(default_factory=list, init=False)
     _open_rows: int = field(default=0, init=False)
@@ -92,23 +90,15 @@ class Validator:
     def accounting(self) -> Accounting:
         """The accounting of all blocks, without the ids that only rejected rows have; asserts that it adds up."""
         assert self.quarantine is not None
-        rejected = self.quarantine.rows
-        assert self.rows_in == self.rows_kept + rejected + self.rows_merged
-        assert self.groups_in == self.groups_kept + self.groups_rejected
-        return Accounting(
-            rows_in=self.rows_in,
-            rows_kept=self.rows_kept,
-            rows_rejected=rejected,
-            rows_merged=self.rows_merged,
-            groups_in=self.groups_in,
-            groups_kept=self.groups_kept,
-            groups_rejected=self.groups_rejected,
-            rules=dict(sorted(self.quarantine.rows_by_rule.items())),
-        )
+        counts, rules = self.counts, self.quarantine.rows_by_rule
+        counts["rows_rejected"] = rules.total()
+        assert counts["rows_in"] == counts["rows_kept"] + counts["rows_rejected"] + counts["rows_merged"]
+        assert counts["groups_in"] == counts["groups_kept"] + counts["groups_rejected"]
+        return Accounting(**counts, rules=dict(sorted(rules.items())))
 
     def add(self, block: RowBlock) -> Groups | None:
         """Add a block; returns the groups that it completes, if any."""
-        self.rows_in += len(block) + sum(rejection.rows for rejection in block.rejected)
+        self.counts["rows_in"] += len(block) + sum(rejection.rows for rejection in block.rejected)
         if self.quarantine is not None:
             self.quarantine.add(block.rejected)
         self._count_lost(sum(rejection.rows == 0 for rejection in block.rejected))
@@ -186,8 +176,7 @@ class Validator:
             self.quarantine.add(self._reject(pieces, *each) for each in bad)
 
     def _count_lost(self, groups: int) -> None:
-        self.groups_in += groups
-        self.groups_rejected += groups
+        self.counts.update(groups_in=groups, groups_rejected=groups)
 
     def _judge(self, pieces: Sequence[RowBlock], offsets_Q1: Ints) -> Groups | None:
         """Apply the rules to complete groups."""
@@ -209,21 +198,20 @@ class Validator:
         bad_rows: list[tuple[int, Rule, int]] = []
         for rule, bad_N in self._row_rules(rows, group_N, kept_N):
             if rule == "duplicate_document" and self.duplicates != "reject":
-                self.rows_merged += int(bad_N.sum())
+                self.counts["rows_merged"] += int(bad_N.sum())
                 continue
             bad_rows += [(i, rule, 1) for i in np.flatnonzero(bad_N).tolist()]
         self._quarantine(pieces, sorted(bad_rows))
 
         kept_Q = np.bincount(group_N[kept_N], minlength=len(lengths_Q))
+        n_kept = int((kept_Q > 0).sum())
         self.others.append(hashes_Q[(kept_Q == 0) & ~returning_Q])
-        self.rows_kept += int(kept_Q.sum())
         self._count_lost(int(((kept_Q == 0) & ~rejected_Q).sum()))
-        self.groups_in += int((kept_Q > 0).sum())
-        self.groups_kept += int((kept_Q > 0).sum())
-        if not kept_Q.any():
+        self.counts.update(rows_kept=int(kept_Q.sum()), groups_in=n_kept, groups_kept=n_kept)
+        if not n_kept:
             return None
         rows = rows if kept_N.all() else keep(rows, kept_N)
-        offsets_Q1 = np.concatenate([[0], np.cumsum(kept_Q[kept_Q > 0])])
+        offsets_Q1 = offsets(kept_Q[kept_Q > 0])
         return Groups(rows, offsets_Q1, ~np.isnan(rows.labels_N[offsets_Q1[:-1]]), hashes_Q[kept_Q > 0])
 
     def _row_rules(self, rows: RowBlock, group_N: Ints, ok_N: Bools) -> Iterator[tuple[Rule, Bools]]:

@@ -11,6 +11,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -28,8 +29,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import event_rows
 from ltrscale.ingest.attribution import NAMED, by_query, by_session, database_of, rows_in_view
 from ltrscale.ingest.event_rows import EventRows
-from ltrscale.ingest.event_tables import ACTS, LEFT, MADE, OWN
-from ltrscale.ingest.events import made_rows
+from ltrscale.ingest.events import ACTS, LEFT, MADE, OWN, made_rows
 from ltrscale.ingest.inputs import PrepareConfig, raw_files
 from ltrscale.ingest.remarks import RejectedRowsError
 
@@ -104,6 +104,10 @@ def config(inputs: Any, *, tables: Any = (TABLE,), columns: Any = COLUMNS, **set
     return PrepareConfig.model_validate({"inputs": inputs, "source": source, **settings})
 
 
+def table_of(db: duckdb.DuckDBPyConnection, view: str, schema: pa.Schema) -> pa.Table:
+    return pa.concat_tables([schema.empty_table(), *rows_in_view(db, view, schema)])
+
+
 def rows_by_sql(events: Sequence[Event], folder: Path) -> tuple[list[Row], Counter[str]]:
     """The rows by the steps of `attribution`, and the events left over by them."""
     left, schema = Counter[str](), pa.schema([*OWN, ("f", pa.float64())])
@@ -120,16 +124,16 @@ def rows_by_sql(events: Sequence[Event], folder: Path) -> tuple[list[Row], Count
     lists = [value for value in values if value["act"] == 0 or value["query"] is None]
     with database_of(pa.Table.from_pylist(lists, OWN).to_batches(), OWN, scratch=folder, memory_limit="200MB") as db:
         by_session(db, window=WINDOW * 10**6)
-        found = pa.Table.from_batches(rows_in_view(db, "result", OWN), OWN)
-        left.update(pa.Table.from_batches(rows_in_view(db, "left_over", LEFT), LEFT)["reason"].to_pylist())
+        found = table_of(db, "result", OWN)
+        left.update(table_of(db, "left_over", LEFT)["reason"].to_pylist())
     (folder / "events.duckdb").unlink()
     known_N = pa.array([value["query"] is not None for value in values], pa.bool_())
     both = pa.concat_tables([table.filter(known_N), found], promote_options="default")
     of_rows = pa.schema([*NAMED, *MADE, ("f", pa.float64())])
     with database_of(both.to_batches(), schema, scratch=folder, memory_limit="200MB") as db:
         by_query(db, carried=1)
-        made = pa.Table.from_batches(rows_in_view(db, "result", of_rows), of_rows)
-        left.update(pa.Table.from_batches(rows_in_view(db, "left_over", LEFT), LEFT)["reason"].to_pylist())
+        made = table_of(db, "result", of_rows)
+        left.update(table_of(db, "left_over", LEFT)["reason"].to_pylist())
     made = made.drop_columns(NAMED.names).set_column(3, "time", made["time"].cast(pa.int64()))
     return [Row(**row) for row in made.to_pylist()], left
 
@@ -409,6 +413,21 @@ def test_what_was_finished_is_not_done_again(tmp_path: Path, monkeypatch: pytest
     listed = storage.sizes_in(str(tmp_path / "out"), storage.read_manifest(str(tmp_path / "out")) or {})
     below = {name for name in storage.below(str(tmp_path / "out")) if not name.startswith("run/")}
     assert below == {storage.MANIFEST, *listed}
+
+
+def test_a_file_that_comes_while_events_are_read_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_another_file(job: EventRows) -> bool:
+        write_json(log_of(60, seed=1), tmp_path / "log" / "0.jsonl")
+        return run(job)
+
+    run = EventRows.run
+    write_json(log_of(60, seed=0), tmp_path / "log" / "1.jsonl")
+    monkeypatch.setattr(EventRows, "run", with_another_file)
+    counted = [
+        prepare(config(str(tmp_path / "log"), max_rejected=1), str(tmp_path / "out")).manifest.accounting.rules
+        for _ in range(2)
+    ]
+    assert [rules["events_in"] for rules in counted] == [66, 132]
 
 
 def data_of(dataset: Dataset) -> list[bytes]:

@@ -282,9 +282,8 @@ def test_rows_that_changed_after_their_history_was_made_are_refused(
 ) -> None:
     path = write(tmp_path / "log.parquet", log())
     job = PrepareJob(out=str(tmp_path / "out"), prepare=config_of(path, history={"features": FEATURES}))
-    history = job._history
-    assert history is not None
-    history.run()
+    assert job._first is not None
+    job._first.run()
     write(path, log(n=70))
     monkeypatch.setattr(history_log.HistoryLog, "run", lambda _: False)
     with pytest.raises(InputError, match="other rows than when its history was made"):
@@ -317,8 +316,8 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             prepared(config_of(path, history={"features": {name: feature}}), tmp_path / "out")
         return str(error.value)
 
-    assert "no column 'brand' (key)" in refused({"kind": "count", "by": "brand"})
-    assert "'query' (numeric) should hold numbers" in refused({"kind": "count", "by": "item", "of": "query"})
+    assert "no column 'brand' (id)" in refused({"kind": "count", "by": "brand"})
+    assert "'query' (number) should hold numbers" in refused({"kind": "count", "by": "item", "of": "query"})
     assert "'user' has the name of a feature of history" in refused({"kind": "count", "by": "item"}, "user")
     with pytest.raises(ValidationError, match=r"columns\.time"):
         Items.model_validate({"columns": {**COLUMNS, "time": None}, "history": {"features": FEATURES}})

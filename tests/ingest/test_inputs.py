@@ -14,6 +14,7 @@ from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
+from ltrscale.storage.s3 import PatientS3
 
 ONE = pa.table({"q": ["a", "a"], "f": [1.0, 2.0], "y": [0, 1]})
 TWO = pa.table({"q": ["b", "b", "b"], "f": [3.0, 4.0, 5.0], "y": [1, 0, 0]})
@@ -130,8 +131,10 @@ def test_a_store_of_iceberg_that_does_not_answer_is_no_bad_table(monkeypatch: py
         monkeypatch.setenv(name, "any")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv(storage.PATIENCE, "0")
+    PatientS3.clear_instance_cache()  # an earlier test may have resolved another store
     with pytest.raises(UnavailableError, match=r"1-a\.metadata\.json: cannot read: the store does not answer"):
         fingerprints(config("s3://shop/logs/1-a.metadata.json", table="iceberg"))
+    PatientS3.clear_instance_cache()
 
 
 def test_a_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

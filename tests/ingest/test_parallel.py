@@ -23,7 +23,7 @@ from ltrscale.errors import InputError
 from ltrscale.ingest import parallel
 from ltrscale.ingest.categories import encode
 from ltrscale.ingest.inputs import PrepareConfig
-from ltrscale.ingest.parallel import Call, run_tasks
+from ltrscale.ingest.parallel import Call, each_done
 
 LETOR = {"kind": "letor"}
 BERLIN = int(encode(pa.array(["berlin"]))[0])
@@ -323,9 +323,10 @@ def _sleep_or_fail(folder: Path, n: int) -> int:
 def run_all(function: Callable[..., int], calls: Sequence[tuple[Any, ...]], name: str) -> dict[int, int]:
     """The results of calls by their number."""
     results: dict[int, int] = {}
-    made = [Call(function, c, name.format(c[1]), partial(results.__setitem__, i)) for i, c in enumerate(calls)]
-    following = iter(made)
-    run_tasks(lambda: next(following, None))
+    made = [
+        Call(partial(function, *c), name.format(c[1]), partial(results.__setitem__, i)) for i, c in enumerate(calls)
+    ]
+    each_done(made, ray=True)
     return results
 
 

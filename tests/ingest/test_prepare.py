@@ -23,10 +23,10 @@ from pydantic import ValidationError
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset, Feature, open_dataset
 from ltrscale.errors import InputError
+from ltrscale.ingest.assembly import LikePlaces
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.letor import read_letor
 from ltrscale.ingest.mapping import ColumnMapping, ListColumns
-from ltrscale.ingest.places import LikePlaces
 
 ROOT = Path(__file__).resolve().parents[2]
 LETOR = {"kind": "letor"}

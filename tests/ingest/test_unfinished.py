@@ -18,11 +18,10 @@ from writer_tokens import manifest_without_writer
 from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.errors import InputError
-from ltrscale.ingest import assembly, unfinished
-from ltrscale.ingest import prepare as preparing
-from ltrscale.ingest.assembly import UnitIds, Written
+from ltrscale.ingest import additions, assembly
+from ltrscale.ingest.additions import Unfinished
+from ltrscale.ingest.assembly import Written
 from ltrscale.ingest.inputs import PrepareConfig, Unit, UnitSettings
-from ltrscale.ingest.unfinished import Unfinished
 
 UNITS = 5
 TINY = 1e-6
@@ -31,7 +30,7 @@ TINY = 1e-6
 
 @pytest.fixture(autouse=True)
 def _saving_after_each_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfinished, "_SAVE_S", 0.0)
+    monkeypatch.setattr(additions, "_SAVE_S", 0.0)
 
 
 class Interrupted(Exception):  # noqa: N818 - a stop is no error
@@ -108,11 +107,11 @@ def test_what_was_saved_is_not_read_again(tmp_path: Path, monkeypatch: pytest.Mo
     assert storage.read_manifest(str(tmp_path / "out")) is None
     read, write = list[Unit](), assembly.write_unit
 
-    def count(work: UnitSettings, unit: Unit, *arguments: Any, **named: Any) -> tuple[Written, UnitIds]:
+    def count(work: UnitSettings, unit: Unit, *arguments: Any, **named: Any) -> Written:
         read.append(unit)
         return write(work, unit, *arguments, **named)
 
-    monkeypatch.setattr(preparing, "write_unit", count)
+    monkeypatch.setattr(assembly, "write_unit", count)
     same(whole, prepare(config(inputs), str(tmp_path / "out")))
     assert len(read) == UNITS - saves
 
@@ -124,7 +123,7 @@ def test_ids_that_the_data_set_has_recorded_are_not_saved_again(
     out = tmp_path / "out"
     (file,) = prepare(config(first), str(out)).manifest.query_ids
     prepare_interrupted(monkeypatch, 3, config(others, add=True, period="late", max_group=3), str(out))
-    saved = json.loads((out / ".unfinished.json").read_text())["ids"]
+    saved = json.loads((out / ".unfinished.json").read_text())["hashes"]
     recorded, *added = (
         np.load(out / path) for path in (file.path, *(saved[name]["path"] for name in ("kept", "others")))
     )
@@ -135,7 +134,7 @@ def test_ids_that_the_data_set_has_recorded_are_not_saved_again(
 def killed(inputs: str, out: str) -> None:
     """A `prepare` that dies when it has saved twice."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(unfinished, "_SAVE_S", 0.0)
+    patch.setattr(additions, "_SAVE_S", 0.0)
     interrupt_after(patch, 2, lambda: os._exit(9))
     prepare(config(inputs), out)
 

@@ -212,7 +212,7 @@ def test_ids_return_across_files_of_a_scope_and_not_across_scopes(tmp_path: Path
             for block in blocks_of([Row("q")], ()):
                 assert validator.add(block) is None
             validator.end()
-            rejected.append(validator.groups_rejected)
+            rejected.append(validator.counts["groups_rejected"])
     assert rejected == [0, 1, 1]
 
 

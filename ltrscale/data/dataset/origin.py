@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow.compute as pc
 
@@ -20,8 +20,15 @@ _NOT_OF_ROWS = {
 """Settings of `prepare` that say which files it read or how it wrote, not what a row means."""
 
 
+MadeFirst = Literal["rows", "history"]
+"""What `prepare` makes first of raw rows: rows of events, or the features of history."""
 STATISTICS = "statistics"
 """The name of an input that is not a data set: the statistics that features were made with."""
+
+
+def place_beside(data: str, made: MadeFirst) -> str:
+    """The directory of what is made first for a data set."""
+    return f"{data.rstrip('/')}-{made}"
 
 
 def origins(dataset: Dataset) -> Callable[[str], set[str]]:
