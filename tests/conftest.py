@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
+from kept_drawing import kept_drawing
 from labelled_groups import Labelled, WriteDataset
 from made_once import MadeOnce
 from xdist.remote import Producer
@@ -89,6 +90,13 @@ def written_logs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging.Handler, "handleError", fail)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_process_draws() -> Iterator[None]:
+    """Draws the charts of all tests of this process in one other."""
+    with kept_drawing():
         yield
 
 
