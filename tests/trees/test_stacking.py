@@ -173,8 +173,8 @@ def test_the_bundle_is_whole_and_scores_raw_features(
     alone = mean_ndcg(load(member.bundle).scorer()(groups), groups)
     assert bundle.metrics["validation_ndcg@5_by-heart"] == pytest.approx(alone)
     assert bundle.metrics["labelled_groups"] == 72
-    one_by_one = [bundle.scorer(threads=1)(part) for part in parts(groups)]
-    assert torch.equal(torch.cat(one_by_one), bundle.scorer(threads=1)(groups))
+    scorer = bundle.scorer(threads=1)
+    assert torch.equal(torch.cat([*map(scorer, parts(groups))]), scorer(groups))
 
 
 def parts(groups: QueryGroups) -> list[QueryGroups]:
