@@ -48,6 +48,7 @@ class Doctests:
 def pytest_configure(config: pytest.Config) -> None:
     """Also for the files that are not below this one."""
     config.pluginmanager.register(Doctests())
+    config.add_cleanup(gc.unfreeze)  # what is left at the end is garbage after all
 
 
 @pytest.hookimpl(wrapper=True)
