@@ -1,10 +1,11 @@
 """Fixtures that several tests share."""
 
+import gc
 import logging
 import os
 import shutil
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 
@@ -13,8 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import settings
+from kept_drawing import kept_drawing
 from labelled_groups import Labelled, WriteDataset
 from made_once import MadeOnce
+from shared_cluster import SharedCluster
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
@@ -24,24 +27,62 @@ from ltrscale.data.dataset.files import Counts, DataFile
 from ltrscale.data.dataset.manifest import Feature, Manifest, open_dataset
 
 # A deadline would fail tests when the machine is busy; `make nightly` has the second profile.
-settings.register_profile("day", deadline=None, max_examples=40)
+settings.register_profile("day", deadline=None, max_examples=25)
 settings.register_profile("night", deadline=None, max_examples=300)
 settings.load_profile("day")
 
+TESTS = Path(__file__).resolve().parent
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Looks for doctests in no helper of the tests: it would be imported twice, once under each of two names."""
-    return True if collection_path.suffix == ".py" and not collection_path.name.startswith("test_") else None
+
+class Doctests:
+    """Looks for doctests where there are some, and in no test: helpers would be imported twice, by two names."""
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_collect_file(self, file_path: Path) -> Generator[None, list[pytest.Collector], list[pytest.Collector]]:
+        found = yield
+        if file_path.suffix != ".py" or (TESTS not in file_path.parents and ">>>" in file_path.read_text()):
+            return found
+        return [each for each in found if type(each) is pytest.Module]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Also for the files that are not below this one."""
+    config.pluginmanager.register(Doctests())
+    config.add_cleanup(gc.unfreeze)  # what is left at the end is garbage after all
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Looks for garbage in nothing that is imported before the tests: all of it stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 PAGES = "test_pages.py"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the pages first, then files with slow tests, and last those that start a cluster or a server and keep it."""
-    served = {item.path for item in items if item.get_closest_marker("ray") or item.get_closest_marker("s3")}
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path.name != PAGES, item.path in served, item.path not in slow))
+    """Puts the pages first, then files with slow tests, and last those that start a server or a cluster and keep it.
+
+    Where the shared cluster of Ray has started, no other one starts.
+    """
+
+    def files(name: str) -> set[Path]:
+        return {item.path for item in items if item.get_closest_marker(name)}
+
+    slow, served, of_ray = files("slow"), files("s3") | files("ray"), files("ray")
+    shared = {item.path for item in items if {"ray_cluster", "read"} & {*getattr(item, "fixturenames", ())}} & of_ray
+    items.sort(
+        key=lambda item: (
+            item.path.name != PAGES,
+            *(item.path in later for later in (served, of_ray, shared)),
+            item.path not in slow,
+        )
+    )
 
 
 class FilesAndPages(LoadFileScheduling):
@@ -67,7 +108,7 @@ def made_once(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.fixture(scope="session", autouse=True)
 def importable() -> Iterator[None]:
     """Lets the processes of a Ray cluster import modules of the tests."""
-    paths = [str(Path(__file__).resolve().parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
     with environment(PYTHONPATH=os.pathsep.join(filter(None, paths))):
         yield
 
@@ -89,6 +130,13 @@ def written_logs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(logging.Handler, "handleError", fail)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_process_draws() -> Iterator[None]:
+    """Draws the charts of all tests of this process in one other."""
+    with kept_drawing():
         yield
 
 
@@ -224,19 +272,18 @@ def clicked_texts(texts: str, made_once: MadeOnce) -> str:
     return str(made_once("clicked", lambda folder: with_clicks(texts, str(folder / "data"))) / "data")
 
 
-@pytest.fixture(scope="module")
-def ray_cluster() -> Iterator[None]:
-    """A Ray cluster of four logical CPUs, on a node with as many of a custom resource, `reader`.
+@pytest.fixture(scope="session")
+def shared_cluster() -> Iterator[SharedCluster]:
+    """The Ray cluster that the tests of this process share; one that starts another in this process stops it first."""
+    cluster = SharedCluster()
+    yield cluster
+    cluster.stop()
 
-    Its workers have the environment of its start: a test of S3 asks for `s3` first.
-    """
-    import ray
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        ray.init(address="local", num_cpus=4, resources={"reader": 4}, include_dashboard=False, log_to_driver=False)
-        yield
-        ray.shutdown()
+@pytest.fixture
+def ray_cluster(shared_cluster: SharedCluster) -> None:
+    """Connects the test to the shared Ray cluster; a test of S3 asks for `s3` first, whose keys are in its workers."""
+    shared_cluster.start()
 
 
 @pytest.fixture(scope="session")

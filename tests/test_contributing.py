@@ -88,7 +88,7 @@ class Copy(NamedTuple):
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Copy:
     root = tmp_path_factory.mktemp("contributing")
     for name in ("ltrscale", "jobs", "tests", "docs"):
-        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, root / name)  # with what is compiled
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, root / name)
     written = []

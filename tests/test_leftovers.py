@@ -64,13 +64,14 @@ def made(folder: Path, *, change: int | None) -> bool:
 
 
 @pytest.mark.slow
-def test_work_that_was_killed_before_any_change_leaves_what_undisturbed_work_leaves(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [3, nightly(1)])
+def test_work_that_was_killed_before_any_change_leaves_what_undisturbed_work_leaves(tmp_path: Path, every: int) -> None:
     made(tmp_path / "twin", change=None)
     change, killed = 0, True
     while killed:
         killed = made(tmp_path / str(change), change=change)
         assert found_in(tmp_path / str(change)) == found_in(tmp_path / "twin"), f"killed before change {change}"
-        change += 1
+        change += every
     assert change > 60
 
 

@@ -114,7 +114,7 @@ def newcomer(place: Path, shared_data: Path) -> None:
     """A checkout with what `make install` makes, real data beside it, and a newcomer's own logs in it."""
     home = place / "ltrscale"
     for folder in ("jobs", "ltrscale", "cluster", "docs"):
-        shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, home / folder)  # with what is compiled
     for file in ("Makefile", "pyproject.toml", "README.md", ".gitignore", ".rayignore"):
         shutil.copy2(ROOT / file, home / file)
     link_data(place / "shared" / "data", shared_data)

@@ -50,18 +50,19 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "shop"
 
 
-@pytest.fixture
-def workplaces(tmp_path: Path, shop: Path) -> Path:
+@pytest.fixture(scope="module")
+def workplaces(tmp_path_factory: pytest.TempPathFactory, shop: Path) -> Path:
     """For each page, a directory with the shipped configs and those on the page, named by their first lines."""
+    there = tmp_path_factory.mktemp("pages")
     for page in PAGES:
-        folder = tmp_path / page.stem
+        folder = there / page.stem
         folder.mkdir()
         (folder / "jobs").symlink_to(ROOT / "jobs")
         for name, text in configs(page).items():
             (folder / name).write_text(text)
     for page in ("README", "own-data", "guide"):
-        (tmp_path / page / "shop").symlink_to(shop)
-    return tmp_path
+        (there / page / "shop").symlink_to(shop)
+    return there
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from secure_store import certificates, proxy, tls
+from shared_cluster import SharedCluster
 
 from jobs.s3 import environment
 from ltrscale import storage
@@ -131,11 +132,12 @@ def test_all_clients_reach_the_store_that_is_named(tables: str, way: Way, tmp_pa
 
 @pytest.mark.nightly
 @pytest.mark.ray
-def test_tasks_of_ray_reach_it_too(tables: str, tmp_path: Path) -> None:
+def test_tasks_of_ray_reach_it_too(tables: str, tmp_path: Path, shared_cluster: SharedCluster) -> None:
     import ray
 
     from ltrscale.runtime.engine import ray_cluster
 
+    shared_cluster.stop()
     address = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
     with ExitStack() as stack, only(**by_tls(stack, tmp_path, address)), ray_cluster(1):
         of_workers = ray.remote(num_cpus=0)(lambda: {name: read(tables) for name, read in CLIENTS.items()})

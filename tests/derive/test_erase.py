@@ -1,5 +1,6 @@
 """What is erased is gone, and nothing else; what learnt from it is named."""
 
+import itertools
 import logging
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from killing import killed_before
+from nightly import nightly
 from preparing import prepare, rows_of
 
 from ltrscale import storage
@@ -87,8 +89,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("compression", ["zstd", "lz4_bytes", "none"])
+BY_DAY = {("queries", "none"), ("a user", "zstd"), ("documents", "lz4_bytes")}
+
+
+@pytest.mark.parametrize(
+    ("case", "compression"),
+    [pair if pair in BY_DAY else nightly(*pair) for pair in itertools.product(CASES, ("zstd", "lz4_bytes", "none"))],
+)
 def test_what_is_read_is_as_if_filtered(tmp_path: Path, case: str, compression: str) -> None:
     column, ids = CASES[case]
     before = made(tmp_path, compression=compression)
@@ -226,7 +233,8 @@ def test_what_cannot_be_erased_is_one_line(tmp_path: Path) -> None:
     assert open_dataset(before.url) == before
 
 
-def test_killed_anywhere_it_leaves_the_old_or_the_new_data_set(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [3, nightly(1)])
+def test_killed_anywhere_it_leaves_the_old_or_the_new_data_set(tmp_path: Path, every: int) -> None:
     before = made(tmp_path)
     old = rows_of(before)
     expected = [row for row in old if str(row["meta_user"]) != "1"]
@@ -242,7 +250,7 @@ def test_killed_anywhere_it_leaves_the_old_or_the_new_data_set(tmp_path: Path) -
         assert {*map(str, Path(before.url).glob("period=*/*"))} == paths
         storage.filesystem(before.url)[0].rm(before.url, recursive=True)
         storage.filesystem(before.url)[0].copy(str(kept), before.url, recursive=True)
-        change += 1
+        change += every
     assert change > 5
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import bm25s
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -288,6 +287,8 @@ def test_collections_add_up(one: list[list[int]], other: list[list[int]]) -> Non
 
 
 def test_bm25_is_that_of_bm25s() -> None:
+    import bm25s  # loads JAX, which no other process of the tests needs
+
     rng = np.random.default_rng(0)
     size = 500
     documents = [rng.zipf(1.3, rng.integers(1, 60)).clip(max=size - 1).tolist() for _ in range(300)]

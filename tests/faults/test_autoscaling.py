@@ -11,6 +11,7 @@ import ray
 from faulty_pretraining import FaultyPretraining, attempts, check_exactly_once, run_pretraining
 from ray.autoscaler._private.fake_multi_node.node_provider import FAKE_HEAD_NODE_ID
 from ray.cluster_utils import Cluster
+from shared_cluster import SharedCluster
 
 from jobs.s3 import environment, free_ports
 from ltrscale.errors import InputError
@@ -26,13 +27,14 @@ HEAD_CPUS = 2
 
 
 @pytest.fixture(scope="module")
-def autoscaling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def autoscaling(tmp_path_factory: pytest.TempPathFactory, shared_cluster: SharedCluster) -> Iterator[None]:
     """A head, and an autoscaler that may add two nodes labelled `pool: train` with a CPU each.
 
     Ray's own `AutoscalingCluster` ends all processes of Ray on the machine when it starts.
     """
     import psutil  # which Ray brings along
 
+    shared_cluster.stop()
     (port,) = free_ports(1)
     path = tmp_path_factory.mktemp("autoscaling") / "cluster.json"
     path.write_text(json.dumps(autoscaling_config(port)))

@@ -27,6 +27,7 @@ from faulty_pretraining import (
 from ray._private.node import Node
 from ray.cluster_utils import Cluster
 from ray_nodes import NODE, nodes
+from shared_cluster import SharedCluster
 from waiting import wait_until
 
 from ltrscale.runtime.ray_internals import keep_sigterm
@@ -42,8 +43,9 @@ SGD = {"kind": "sgd", "learning_rate": 0.001}
 
 
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[Cluster]:
+def two_nodes(shared_cluster: SharedCluster) -> Iterator[Cluster]:
     """Two nodes on this machine; the first belongs to this process."""
+    shared_cluster.stop()
     with nodes(2) as cluster:
         yield cluster
 

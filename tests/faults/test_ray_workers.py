@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -24,19 +24,11 @@ from faulty_pretraining import (
 
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.runtime.elastic import Assignment, Requests, await_slot, give_up
-from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.mailbox import open_mailbox
 from ltrscale.runtime.workers import WorkersConfig
 
-pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.ray, pytest.mark.usefixtures("ray_cluster")]
 TWO = WorkersConfig(number=2, max_failures=1)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    """Ray with room for three workers, and for reading."""
-    with ray_cluster(4):
-        yield
 
 
 @pytest.mark.nightly

@@ -24,6 +24,7 @@ from faulty_pretraining import (
 )
 from ray.cluster_utils import Cluster
 from ray_nodes import NODE, give_notice, nodes, training_workers
+from shared_cluster import SharedCluster
 from waiting import wait_until
 
 from ltrscale.progress import log
@@ -41,8 +42,9 @@ STEP_S = 0.5
 
 
 @pytest.fixture
-def cluster() -> Iterator[Cluster]:
+def cluster(shared_cluster: SharedCluster) -> Iterator[Cluster]:
     """Six nodes on this machine; the first belongs to this process."""
+    shared_cluster.stop()
     with nodes(NODES) as cluster:
         yield cluster
 

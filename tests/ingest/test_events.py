@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from nightly import nightly
 from preparing import prepare, rows_of
 from pydantic import ValidationError
 from reference.events import Event, Row, attributed, merged
@@ -383,7 +384,7 @@ class Interrupted(Exception):  # noqa: N818 - a stop is no error
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saves", [1, pytest.param(7, marks=pytest.mark.nightly), 11])
+@pytest.mark.parametrize("saves", [nightly(1), nightly(7), 11])
 def test_what_was_finished_is_not_done_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
     for k in range(3):
         write_json(log_of(200, seed=k), tmp_path / "log" / f"{k}.jsonl")

@@ -247,6 +247,7 @@ def test_periods_are_added_with_the_events_before_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
 @pytest.mark.slow
 def test_tasks_on_ray_give_the_same_files(tmp_path: Path) -> None:
     rows = log()

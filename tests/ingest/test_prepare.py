@@ -17,6 +17,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from nightly import nightly
 from preparing import prepare, rejections_of, rows_of
 from pydantic import ValidationError
 
@@ -233,8 +234,13 @@ def copies(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sort", [False, True])
-@pytest.mark.parametrize("form", ["txt", "txt.gz", "csv.xz", "parquet"])
+@pytest.mark.parametrize(
+    ("form", "sort"),
+    [
+        *(("txt", False), ("txt.gz", True), ("csv.xz", False), ("parquet", True)),
+        *(nightly("txt", True), nightly("txt.gz", False), nightly("csv.xz", True), nightly("parquet", False)),
+    ],
+)
 def test_progress_is_the_share_of_all_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, sort: bool
 ) -> None:

@@ -198,7 +198,7 @@ def test_the_work_grows_with_the_columns_and_not_with_their_pairs(kind: str, mon
         "searched_at": DAYS.strftime("%Y-%m-%d %H:%M"),
         "label": (np.random.default_rng(1).random(800) < 0.3).astype(int),
     }
-    logs = {n: pd.DataFrame(known | {f"{kind}{i}": MANY[kind](i) for i in range(n)}) for n in (0, 80, 140, 200)}
+    logs = {n: pd.DataFrame(known | {f"{kind}{i}": MANY[kind](i) for i in range(n)}) for n in (0, 40, 70, 100)}
     none, some, more, most = (counted_looks(log, monkeypatch) for log in logs.values())
     assert none < some
     assert most - more <= 1.1 * (more - some) + 20

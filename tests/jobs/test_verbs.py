@@ -67,29 +67,44 @@ LATE = {"torch", "ray", "scipy", "sklearn", "pandas", "matplotlib", "lightgbm", 
 """What takes a second or a good part of it to load, and what computes with it."""
 
 
-@pytest.mark.parametrize("name", SOON)
-def test_what_needs_no_network_starts_without_torch(name: str) -> None:
-    code = f"from jobs.verbs import command; command({name!r}).job(); import sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert LATE.isdisjoint(done.stdout.split())
+def test_what_needs_no_network_starts_without_torch() -> None:
+    """All of them, one after another, in one process."""
+    load = "for name in sys.argv[1:]: command(name).job(); print(name, *sys.modules)"
+    command = [sys.executable, "-c", f"import sys; from jobs.verbs import command\n{load}", *SOON]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    loaded = {name: modules for name, *modules in map(str.split, done.stdout.splitlines())}
+    assert [*loaded] == SOON
+    assert {name: late for name, modules in loaded.items() if (late := LATE.intersection(modules))} == {}
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("evaluate --set evaluate.metrics=[ndgc@5]", "'ndgc@5' is no metric; take ndcg@K"),
-        ("gate --set bounds.margn=0.01", "did you mean 'bounds.margin'?"),
-        ("export --to onxx --set bundle=there", "to: Input should be 'lightgbm', 'xgboost', 'onnx'"),
-        ("export --to onnx --set bundle=there", "data: name the data set on whose documents the scores are compared"),
-        ("report --set evaluation=nowhere", "nowhere: no evaluation is committed there; make it with jobs.evaluate"),
-    ],
-)
-def test_what_is_wrong_is_said_without_torch(line: str, said: str, tmp_path: Path) -> None:
-    code = f"import atexit, sys; atexit.register(lambda: print(*sys.modules)); {AS_PROGRAM}"
-    command = [sys.executable, "-c", code, *line.split(), "--set", f"out={tmp_path / 'out'}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
-    assert LATE.isdisjoint(done.stdout.split())
+WRONG = {
+    "evaluate --set evaluate.metrics=[ndgc@5]": "'ndgc@5' is no metric; take ndcg@K",
+    "gate --set bounds.margn=0.01": "did you mean 'bounds.margin'?",
+    "export --to onxx --set bundle=there": "to: Input should be 'lightgbm', 'xgboost', 'onnx'",
+    "export --to onnx --set bundle=there": "data: name the data set on whose documents the scores are compared",
+    "report --set evaluation=nowhere": "nowhere: no evaluation is committed there; make it with jobs.evaluate",
+}
+
+
+def test_what_is_wrong_is_said_without_torch(tmp_path: Path) -> None:
+    """All of it, one line after another, in one process."""
+    code = """
+import sys
+from jobs.__main__ import ltrscale
+
+for line in sys.argv[1:]:
+    sys.argv = ["/bin/ltrscale", *line.split()]
+    try:
+        ltrscale()
+    except SystemExit as ended:
+        print(ended.code, *sys.modules)
+"""
+    command = [sys.executable, "-c", code, *(f"{line} --set out={tmp_path / 'out'}" for line in WRONG)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    for said, told, (status, *modules) in zip(
+        WRONG.values(), done.stderr.splitlines(), map(str.split, done.stdout.splitlines()), strict=True
+    ):
+        assert (status, said in told, LATE & {*modules}) == ("2", True, set()), told
 
 
 def test_a_verb_is_the_job_of_its_name(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

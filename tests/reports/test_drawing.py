@@ -7,6 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 from chart_kinds import every_kind
+from kept_drawing import DRAW
 from nightly import nightly
 
 from ltrscale.reports import charts, drawing
@@ -26,6 +27,12 @@ NO_DATA = {**GOOD, "title": np.float32(1.0)}
 def no_chart_is_left_out() -> Iterator[None]:
     """Charts are left out here on purpose."""
     return
+
+
+@pytest.fixture(autouse=True)
+def as_the_product_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process for each call."""
+    monkeypatch.setattr(drawing, "_draw", DRAW)
 
 
 @cache

@@ -12,6 +12,7 @@ import ray
 import torch
 from pydantic import ValidationError
 from ray.exceptions import ActorDiedError, OutOfMemoryError
+from shared_cluster import SharedCluster
 from small_trainers import pretrain
 
 from ltrscale import bundle
@@ -79,7 +80,8 @@ def test_a_users_error_explains_the_errors_of_the_other_workers() -> None:
     assert _cause({0: gone, 1: given}) == (1, given)
 
 
-def test_an_address_without_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch, shared_cluster: SharedCluster) -> None:
+    shared_cluster.stop()
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(UnavailableError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: no Ray cluster answers"), ray_cluster(1):
         pass

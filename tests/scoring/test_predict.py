@@ -15,6 +15,7 @@ import pytest
 import torch
 import yaml
 from command_lines import run_here
+from nightly import nightly
 
 from ltrscale import Ranker, bundle, storage
 from ltrscale.batch import QueryGroups
@@ -369,7 +370,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", range(5))
+@pytest.mark.parametrize("n", [0, nightly(1), 2, nightly(3), 4])
 @pytest.mark.parametrize("point", ["finish", "file"])
 def test_stopped_anywhere_the_same_command_gives_the_same_items(
     trees: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, n: int

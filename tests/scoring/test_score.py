@@ -17,6 +17,7 @@ import pytest
 import scoring_actors
 import torch
 from dataset_changes import add_period
+from nightly import nightly
 from small_trainers import grow_trees
 from writer_tokens import without_writer
 
@@ -284,7 +285,7 @@ def stop_after(n: int) -> Callable[..., Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", range(4))
+@pytest.mark.parametrize("n", [0, nightly(1), 2, nightly(3)])
 @pytest.mark.parametrize("point", ["before a commit", "after a commit", "in a period"])
 def test_stopped_anywhere_it_goes_on_with_the_rest(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str, n: int

@@ -112,6 +112,7 @@ def note_priority(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.usefixtures("ray_cluster")
 def test_tasks_run_in_processes_at_once_and_a_dead_process_is_one_failure(tmp_path: Path) -> None:
     for name in ("some", "both"):
         (tmp_path / name).mkdir()

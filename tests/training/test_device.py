@@ -152,7 +152,7 @@ def test_whole_trainings_run_on_the_device(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train, validation, _ = splits(synthetic_dataset)
-    stream = {"docs_per_batch": 512, "streams": 2, "prefetch": 0}
+    stream = {"docs_per_batch": 900, "streams": 2, "prefetch": 0}
     records: list[dict[str, Any]] = []
     pretraining = PretrainConfig.model_validate({"epochs": 1, "stream": stream})
     out = str(tmp_path / "pretrained")

@@ -4,6 +4,7 @@ import typing
 
 import pytest
 import torch
+from nightly import nightly
 from pydantic import BaseModel
 from token_batches import text_config, text_groups, text_transform
 
@@ -78,10 +79,16 @@ def test_objective_and_encoder(method: str, encoder: str) -> None:
     check_trains(model, *model(batch(), torch.Generator().manual_seed(0)))
 
 
-@pytest.mark.parametrize("context", [None, *kinds(ContextConfig)])
-@pytest.mark.parametrize("encoder", kinds(FeatureEncoderConfig))
-def test_encoder_context_and_loss(encoder: str, context: str | None) -> None:
-    for loss in kinds(LossConfig):
+ENCODERS, CONTEXTS = kinds(FeatureEncoderConfig), [None, *kinds(ContextConfig)]
+
+
+@pytest.mark.parametrize("every", [3, nightly(1)])
+@pytest.mark.parametrize("context", CONTEXTS)
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_encoder_context_and_loss(encoder: str, context: str | None, every: int) -> None:
+    """By day every third loss, of which each encoder and each context meets all."""
+    first = -(ENCODERS.index(encoder) + CONTEXTS.index(context)) % every
+    for loss in kinds(LossConfig)[first::every]:
         torch.manual_seed(0)
         values: dict[str, object] = {"loss": {"kind": loss}, "network": network(encoder)}
         if context is not None:

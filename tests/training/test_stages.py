@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from nightly import nightly
+from shared_cluster import SharedCluster
 from small_trainers import finetune, pretrain, splits
 
 from ltrscale import bundle
@@ -151,8 +152,10 @@ def test_more_workers_than_streams_is_an_error(synthetic_dataset: str, tmp_path:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_two_workers_under_ray_take_the_steps_of_one_process(
-    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_cluster: SharedCluster
 ) -> None:
+    """In a cluster of their own, which starts in the working directory."""
+    shared_cluster.stop()
     train, validation, _ = splits(synthetic_dataset)
     monkeypatch.chdir(Path(synthetic_dataset).parent)
     train, validation = (split.replace(data=(Path(synthetic_dataset).name,)) for split in (train, validation))

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled_groups import Groups, WriteDataset, read
+from shared_cluster import SharedCluster
 from small_trainers import grow_trees
 from tree_worker_kill import TreesWithKilledWorker
 
@@ -129,8 +130,9 @@ def test_unbiased_trees_take_one_worker(splits: Splits, tmp_path: Path, config: 
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
+def cluster(shared_cluster: SharedCluster) -> Iterator[None]:
     """Ray with six logical CPUs."""
+    shared_cluster.stop()
     with ray_cluster(6):
         yield
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from labelled_groups import NAMES, Groups, WriteDataset, mean_ndcg, read, splits_of
+from nightly import nightly
 
 from ltrscale.batch import QueryGroups, rows_of
 from ltrscale.bundle import Bundle, load, views
@@ -152,8 +153,14 @@ def test_members_that_have_seen_a_held_out_label_are_noticed(splits: Splits, mem
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("features", [(), "all", ("price", "b*")], ids=str)
-@pytest.mark.parametrize("standardise", [True, False])
+@pytest.mark.parametrize(
+    ("features", "standardise"),
+    [
+        *(((), False), ("all", True), (("price", "b*"), True)),
+        *(nightly((), True), nightly("all", False), nightly(("price", "b*"), False)),
+    ],
+    ids=str,
+)
 def test_the_bundle_is_whole_and_scores_raw_features(
     splits: Splits, member: StackMember, tmp_path: Path, features: tuple[str, ...], standardise: bool
 ) -> None:
@@ -172,8 +179,8 @@ def test_the_bundle_is_whole_and_scores_raw_features(
     alone = mean_ndcg(load(member.bundle).scorer()(groups), groups)
     assert bundle.metrics["validation_ndcg@5_by-heart"] == pytest.approx(alone)
     assert bundle.metrics["labelled_groups"] == 72
-    one_by_one = [bundle.scorer(threads=1)(part) for part in parts(groups)]
-    assert torch.equal(torch.cat(one_by_one), bundle.scorer(threads=1)(groups))
+    scorer = bundle.scorer(threads=1)
+    assert torch.equal(torch.cat([*map(scorer, parts(groups))]), scorer(groups))
 
 
 def parts(groups: QueryGroups) -> list[QueryGroups]:

@@ -4,7 +4,7 @@ import itertools
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,7 +25,6 @@ from waiting import wait_until
 from ltrscale.draws import mix
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.origin import digest
-from ltrscale.runtime.engine import ray_cluster
 from ltrscale.signals import stop_on_signal
 from ltrscale.tuning.history import LATE, History, Result, Trial, TrialFunction, _Curve, attempt, ended, keep_unfinished
 from ltrscale.tuning.space import AshaConfig, Params, SearchConfig, is_in
@@ -350,20 +349,12 @@ def test_where_none_completes_the_most_common_reason_is_reported(tmp_path: Path)
     search._check_any_complete(history.trials())
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with ray_cluster(4):
-        yield
-
-
 Run = Callable[..., list[Trial]]
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
+def run(ray_cluster: None, tmp_path: Path) -> Run:  # noqa: ARG001
     """Runs a search by Ray Tune below a temporary directory; returns its trials."""
-
-    request.getfixturevalue("cluster")
 
     def search(trial: TrialFunction, given: Params | None, **values: Any) -> list[Trial]:
         history = History(str(tmp_path))

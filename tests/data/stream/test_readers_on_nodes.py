@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ray
 from ray.cluster_utils import Cluster
+from shared_cluster import SharedCluster
 
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
@@ -23,7 +24,8 @@ _FIND_THE_DEAD_SOON = {"health_check_period_ms": 1000, "health_check_failure_thr
 @pytest.mark.nightly
 @pytest.mark.ray
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")  # Ray's
-def test_tasks_wait_for_nodes_that_read_and_outlive_one(make_dataset: Make) -> None:
+def test_tasks_wait_for_nodes_that_read_and_outlive_one(make_dataset: Make, shared_cluster: SharedCluster) -> None:
+    shared_cluster.stop()
     made = make_dataset({"a": [[1, 2], [3]] * 10, "b": [[4]] * 10})
     plan = list(select(Split(data=(made.url,)), labelled=True).row_groups) * 30
     head = {"num_cpus": 4, "include_dashboard": False, "_system_config": _FIND_THE_DEAD_SOON}
