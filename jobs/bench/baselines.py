@@ -24,9 +24,7 @@ from ltrscale.arrays import Doubles, Floats, Ints
 from ltrscale.batch import QueryGroups, group_index
 from ltrscale.bundle import load
 from ltrscale.config import Config
-from ltrscale.data.dataset.selection import Selection, only_relevant, select
-from ltrscale.data.dataset.relevant import only_relevant
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Splits, SplitsWithTest
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError

@@ -31,9 +31,6 @@ from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Objective, Pretrainer, SimSiamConfig
-from ltrscale.pretext.watch import EVERY, unit_vectors
-from ltrscale.pretext.objective import Objective, Pretrainer
-from ltrscale.pretext.siamese import SimSiamConfig
 from ltrscale.pretext.watch import EVERY
 from ltrscale.ranking.loss import Loss
 from ltrscale.ranking.loss_choices import LossConfig

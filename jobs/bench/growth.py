@@ -35,9 +35,8 @@ from ltrscale.data.dataset.selection import scored_row_groups, select
 from ltrscale.data.dataset.split import Split, SplitsWithTest
 from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
-from ltrscale.data.stream.parts import PartT
-from ltrscale.evaluation.measure.measuring import Measuring
-from ltrscale.evaluation.measure.metrics import values_of
+from ltrscale.data.stream.plan import PartT
+from ltrscale.evaluation.measure.measuring import Measuring, values_of
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.settings import EvaluateSettings
 from ltrscale.evaluation.measure.slices import Slicer
@@ -51,10 +50,10 @@ from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.processor import cpu_seconds
 from ltrscale.scoring.score import ScoreJob
+from ltrscale.training.fitting import fit
 from ltrscale.training.loop import Trainer
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.training.transform import fit
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
 

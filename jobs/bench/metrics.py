@@ -41,7 +41,7 @@ from ltrscale.ranking.choices import MetricConfig
 from ltrscale.ranking.metric import Metric
 from ltrscale.ranking.metrics import NDCGConfig, ndcg
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.training.feature import FeatureJob
+from ltrscale.training.untrained import FeatureJob
 
 GROUPS = 2_000
 

@@ -24,19 +24,13 @@ from ltrscale.batch import to_offsets
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
 from ltrscale.data.stream.readers import RowGroupReader, read_direct
 from ltrscale.models.bert import Bert, BertConfig, BertLayer
-from ltrscale.models.choices import FeatureEncoderConfig, NetworkConfig
-from ltrscale.models.encoders import ResNetConfig
-from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.ranker import ProjectorConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig, simclr_rank
-from ltrscale.pretext.objective import Objective, Pretrainer, SimSiamConfig
-from ltrscale.pretext.objective import Pretrainer
-from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.pretext.objective import Pretrainer, SimSiamConfig
 from ltrscale.processor import cpu_seconds
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import read_with_ray

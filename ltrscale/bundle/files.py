@@ -40,8 +40,6 @@ from ltrscale.bundle_manifest import FORMAT, VERSION, hash_of, read_bundle_manif
 from ltrscale.config import StrictT, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
-from ltrscale.markdown import as_code, escape
-from ltrscale.models.combine import AnyRanker, CombinedArchitecture, rankers_in
 from ltrscale.models.cross_encoder import CrossEncoderConfig
 from ltrscale.models.in_context import InContextNetwork
 from ltrscale.models.layers import EncoderSettings

@@ -18,9 +18,8 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import spread
-from ltrscale.late import newest
 from ltrscale.data.stream.plan import spread
+from ltrscale.late import newest
 
 DOCUMENTS = 100_000
 """Documents sampled from training and from the rows to score, in whole row groups at equal distances."""

@@ -39,8 +39,6 @@ from ltrscale.clicks.propensity import (
     slope_of,
     without,
 )
-from ltrscale.config import Operational
-from ltrscale.clicks.sessions import Cells, Sessions, count, sums
 from ltrscale.draws import random_bits
 from ltrscale.evaluation.click_log_page import (
     Exposure,

@@ -39,10 +39,7 @@ from ltrscale.experiments.methods.composed import AnyMethod, with_preset
 from ltrscale.experiments.refit import RefitJob, RefitSettings
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.progress import Report, called, log
-from ltrscale.reports.document import Document
-from ltrscale.reports.findings import ReportStage, print_report
-from ltrscale.progress import log
+from ltrscale.progress import called, log
 from ltrscale.runtime.launch import cluster_for
 from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.simulate.synthetic import SyntheticLogConfig

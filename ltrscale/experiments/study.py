@@ -42,8 +42,6 @@ from ltrscale.experiments.methods.base import (
 from ltrscale.experiments.methods.composed import AnyMethod
 from ltrscale.experiments.methods.single import pretrained, sharing_encoders
 from ltrscale.experiments.records import Spent, timed
-from ltrscale.experiments.study_stages import SUMMARY, Measurement, StudySummary, TestGroups
-from ltrscale.experiments.study_grid import MOST_STUDY_DRAWS, Cell, GridConfig
 from ltrscale.progress import log, progress
 from ltrscale.reports.findings import print_report
 from ltrscale.runtime.workers import ONE

@@ -25,8 +25,7 @@ import pyarrow as pa
 from ltrscale import storage
 from ltrscale.arrays import Bits
 from ltrscale.data.columns import is_number, value_type
-from ltrscale.data.dataset.columns import summed
-from ltrscale.data.dataset.feature_column import with_lists
+from ltrscale.data.dataset.columns import summed, with_lists
 from ltrscale.data.dataset.files import DataFiles
 from ltrscale.data.dataset.manifest import (
     ADDED,
@@ -40,10 +39,6 @@ from ltrscale.data.dataset.manifest import (
 )
 from ltrscale.data.dataset.origin import commands
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts
-from ltrscale.data.ids import QueryIds
-from ltrscale.errors import InputError
-from ltrscale.ingest.categories import RecordedCodes, merged_texts
-from ltrscale.data.dataset.tokens import summed
 from ltrscale.data.ids import QueryIds, save_hashes
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.ingest.assembly import LikePlaces, Written

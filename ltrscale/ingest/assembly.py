@@ -18,10 +18,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from ltrscale import storage
-from ltrscale.arrays import Bits
-from ltrscale.data.dataset.columns import TokenSummary, is_of_documents, summarise, summed
-from ltrscale.data.dataset.files import Counts, DataFiles
 from ltrscale.arrays import Bits, Floats, Ints
+from ltrscale.data.dataset.columns import TokenSummary, is_of_documents, summarise, summed
 from ltrscale.data.dataset.files import Counts, DataFiles, total_of
 from ltrscale.data.dataset.manifest import Accounting, Feature
 from ltrscale.data.dataset.summaries import FeatureStats, LabelCounts

@@ -10,9 +10,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import only_relevant, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import first_groups
-from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.plan import spread
-from ltrscale.markdown import one_line
 from ltrscale.progress import log
 from ltrscale.ranking.single_feature import SingleFeature, single_features
 from ltrscale.texts import one_line

@@ -21,12 +21,10 @@ import pyarrow as pa
 from ltrscale import storage
 from ltrscale.arrays import Bools, Floats
 from ltrscale.config import Operational
-from ltrscale.data.dataset.columns import put_vocabulary, with_lists
-from ltrscale.data.dataset.files import DataFiles, total_of
-from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
+from ltrscale.data.dataset.columns import put_vocabulary
 from ltrscale.data.dataset.files import Counts, DataFiles, total_of
+from ltrscale.data.dataset.manifest import Dataset, Manifest, open_dataset
 from ltrscale.data.dataset.origin import place_beside
-from ltrscale.data.dataset.tokens import put_vocabulary
 from ltrscale.data.dataset.writer import commit_dataset
 from ltrscale.data.ids import QueryIds, SeenHashes, hash_ids
 from ltrscale.errors import InputError

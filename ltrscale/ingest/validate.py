@@ -26,10 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from ltrscale.arrays import HIGHEST_LABEL, Bits, Bools, Doubles, Floats, Ints
-from ltrscale.data.dataset.columns import GOAL, is_of_documents, to_columns
 from ltrscale.arrays import HIGHEST_LABEL, Bits, Bools, Doubles, Floats, Ints, offsets
-from ltrscale.data.dataset.goals import GOAL
+from ltrscale.data.dataset.columns import GOAL, is_of_documents, to_columns
 from ltrscale.data.dataset.manifest import Accounting
 from ltrscale.data.dataset.writer import BESIDE_LABELS, to_lists
 from ltrscale.data.ids import QueryIds, hash_ids

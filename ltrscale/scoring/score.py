@@ -27,7 +27,6 @@ from ltrscale import storage
 from ltrscale.config import Config, Operational, Strict
 from ltrscale.data.dataset.files import Counts, DataFile, DataFiles, PeriodName, total_of
 from ltrscale.data.dataset.manifest import Dataset, one_view
-from ltrscale.data.dataset.periods import resolve_periods
 from ltrscale.data.dataset.scores import (
     Layout,
     PeriodScores,
@@ -40,19 +39,11 @@ from ltrscale.data.dataset.scores import (
     write_file,
 )
 from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Periods, Split, Texts
+from ltrscale.data.dataset.split import Periods, Split, Texts, resolve_periods
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.devices import Device, choose_device, round_to_tf32
 from ltrscale.errors import InputError, UnavailableError
-from ltrscale.bundle_manifest import content_hash
-from ltrscale.config import Operational
-from ltrscale.data.dataset.files import Counts, DataFiles, total_of
-from ltrscale.data.dataset.manifest import one_view
-from ltrscale.data.dataset.scores import Layout, PeriodScores, period_url, read_period
-from ltrscale.data.dataset.selection import select
-from ltrscale.data.dataset.split import Periods, Split, Texts, resolve_periods
-from ltrscale.errors import InputError
 from ltrscale.origin import digest, made_by
 from ltrscale.progress import Advance, Report, log, progress
 from ltrscale.runtime import ray_internals

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ltrscale import batch
     from ltrscale.bundle import Bundle
-    from ltrscale.models.combine import AnyRanker
+    from ltrscale.models.ranker import AnyRanker
 else:
     torch, batch = Late("torch"), Late("ltrscale.batch")
 

@@ -6,9 +6,8 @@ from ltrscale import storage
 from ltrscale.config import Strict, validate
 from ltrscale.data.dataset.disjoint import check_disjoint
 from ltrscale.data.dataset.manifest import open_dataset
-from ltrscale.data.dataset.periods import with_periods_named
 from ltrscale.data.dataset.scores import read_periods
-from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest
+from ltrscale.data.dataset.split import Split, Splits, SplitsWithTest, with_periods_named
 from ltrscale.errors import InputError
 from ltrscale.origin import digest
 

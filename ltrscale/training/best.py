@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config
-from ltrscale.data.dataset.goals import GoalName, GoalWeight
+from ltrscale.data.dataset.columns import GoalName, GoalWeight
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate

@@ -29,8 +29,7 @@ from ltrscale.bundle import (
     with_tokens_of,
 )
 from ltrscale.config import Config
-from ltrscale.data.dataset.relevant import at_most, only_relevant
-from ltrscale.data.dataset.selection import Selection, select
+from ltrscale.data.dataset.selection import Selection, at_most, only_relevant, select
 from ltrscale.data.stream.batches import check_batches, iterate
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.draws import random_bits
@@ -42,8 +41,8 @@ from ltrscale.ranking.choices import MetricName, metric_named
 from ltrscale.runtime.launch import launch
 from ltrscale.runtime.workers import ONE, WorkerContext
 from ltrscale.stages.inputs import BundleUrl
+from ltrscale.stages.provenance import check_member, check_unseen
 from ltrscale.stages.stage import LabelledStage, Origin, Settings
-from ltrscale.stages.unseen import check_member, check_unseen
 from ltrscale.training.best import Best
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import LabelledData, RankingConfig, RankingObjective

@@ -20,12 +20,12 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import group_index, rows_of
-from ltrscale.cache import newest
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.dataset.summaries import UniqueInGroup, identifying
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, parts_of, run_here, spread
+from ltrscale.data.stream.plan import Part, Run, parts_of, run_here, spread
 from ltrscale.errors import InputError
+from ltrscale.late import newest
 from ltrscale.models.bert import bert_config, bert_weights
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig, TokenNumbers

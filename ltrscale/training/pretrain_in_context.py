@@ -29,7 +29,7 @@ from ltrscale import storage
 from ltrscale.batch import QueryGroups, repeated
 from ltrscale.config import Config, Operational
 from ltrscale.data.stream.batches import MicroBatches, StreamConfig
-from ltrscale.data.stream.cursor import Position
+from ltrscale.data.stream.windows import Position
 from ltrscale.devices import Device, choose_device
 from ltrscale.draws import mix
 from ltrscale.errors import InputError

@@ -23,9 +23,7 @@ from ltrscale.bundle.opened import loaded
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.relevant import at_most, only_relevant
-from ltrscale.data.dataset.selection import Selection
-from ltrscale.data.dataset.selection import at_most, only_relevant
+from ltrscale.data.dataset.selection import Selection, at_most, only_relevant
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.examples import InContextRanker, ReadingConfig, drawn_samples

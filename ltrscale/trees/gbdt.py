@@ -32,16 +32,10 @@ from ltrscale.bundle import (
 )
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import joined_splits
-from ltrscale.data.dataset.relevant import check_teaches, only_relevant
-from ltrscale.data.dataset.selection import Selection, select
-from ltrscale.data.dataset.split import Split, Splits
-from ltrscale.data.stream.batches import StreamConfig
-from ltrscale.data.stream.scored import DocumentScores, score_selection
-from ltrscale.data.stream.weighing import check_weights
-from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection, check_teaches, only_relevant, select
+from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import StreamConfig, check_weights
-from ltrscale.data.stream.scored import score_selection
+from ltrscale.data.stream.scored import DocumentScores, score_selection
 from ltrscale.errors import InputError
 from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log

@@ -18,8 +18,7 @@ from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
 from ltrscale.data.dataset.selection import Selection, only_relevant, select
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, parts_of
-from ltrscale.data.stream.plan import Part, Run, parts_of, run_here
+from ltrscale.data.stream.plan import Part, parts_of
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress

@@ -19,10 +19,10 @@ from optuna.trial import TrialState
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.alongside import alongside
 from ltrscale.config import Strict, validate
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.origin import by_content
+from ltrscale.processor import alongside
 from ltrscale.progress import log
 from ltrscale.storage import join
 from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, ReportValue, Space, as_trial, is_in

@@ -18,8 +18,6 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.ranker import combine_rankers
-from ltrscale.serving import onnx_graph, parity
-from ltrscale.models.combine import combine_rankers
 from ltrscale.serving import onnx, parity
 from ltrscale.serving.export import FORMATS, ExportJob
 from ltrscale.serving.format import Observed

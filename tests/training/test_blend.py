@@ -25,7 +25,7 @@ from ltrscale.experiments.methods.single import FeatureMethod, GBDTMethod, Neura
 from ltrscale.experiments.refit import RefitJob
 from ltrscale.ranking.choices import metric_named
 from ltrscale.runtime.workers import ONE
-from ltrscale.training import blend
+from ltrscale.training import combine
 from ltrscale.training.combine import BlendConfig, BlendJob, Judge, choose
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
@@ -60,8 +60,8 @@ def slow_search(scores_MN: Tensor, judge: Callable[[Tensor], Doubles], groups: I
 def test_half_of_a_weight_is_equal_and_half_of_greedy_searches_on_resamples(
     rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(blend, "ROUNDS", rounds)
-    monkeypatch.setattr(blend, "RESAMPLES", 6)
+    monkeypatch.setattr(combine, "ROUNDS", rounds)
+    monkeypatch.setattr(combine, "RESAMPLES", 6)
     judge, scores_MN = experiment([1.0, 1.2, 1.4, 9.0])
     config = BlendConfig(seed=3)
     groups = np.arange(GROUPS)
@@ -100,7 +100,7 @@ def test_members_that_are_alike_lose_little_by_a_choice(monkeypatch: pytest.Monk
     """What one of them gains on the groups that choose is luck, and the mean of all is best on others."""
     gain = on_other_groups([1.5] * 8)
     assert -0.01 < gain < 0
-    monkeypatch.setattr(blend, "RESAMPLES", 1)
+    monkeypatch.setattr(combine, "RESAMPLES", 1)
     assert on_other_groups([1.5] * 8) < 2 * gain, "one greedy choice loses more"
 
 

@@ -19,7 +19,7 @@ from ltrscale.models.in_context import InContextSizes
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.serving.export import ExportJob
 from ltrscale.simulate.problems import ProblemsConfig, problems
-from ltrscale.training import in_context
+from ltrscale.training import untrained
 from ltrscale.training.combine import BlendConfig, BlendJob
 from ltrscale.training.untrained import InContextConfig, InContextJob, _network, pretrained_network
 
@@ -70,7 +70,7 @@ def test_it_is_up_to_date_until_what_it_reads_changes(made: str, splits: Splits)
 
 def test_other_shipped_make_another_bundle(splits: Splits, monkeypatch: pytest.MonkeyPatch) -> None:
     before = InContextJob(out="unused", splits=splits).inputs()
-    monkeypatch.setattr(in_context, "_shipped", lambda: b"others")
+    monkeypatch.setattr(untrained, "_shipped", lambda: b"others")
     assert InContextJob(out="unused", splits=splits).inputs() != before
 
 
@@ -99,7 +99,7 @@ def test_heads_divide_the_token() -> None:
 
 
 def test_the_shipped_are_those_that_were_measured() -> None:
-    assert hashlib.sha256(in_context._shipped()).hexdigest() == WEIGHTS
+    assert hashlib.sha256(untrained._shipped()).hexdigest() == WEIGHTS
 
 
 def test_the_network_ranks_problems_that_it_has_never_seen() -> None:

@@ -15,17 +15,14 @@ import numpy as np
 from torch import Tensor
 
 from ltrscale import storage
-from ltrscale.bundle import load, with_tokens_of
+from ltrscale.bundle import Bundle, load, with_tokens_of
+from ltrscale.config import validate
 from ltrscale.data.dataset.columns import goals_of
+from ltrscale.data.dataset.row_groups import RowGroups
 from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.plan import Run, run_here
-from ltrscale.bundle import Bundle, load, with_tokens_of
-from ltrscale.config import validate
-from ltrscale.data.dataset.goals import goals_of
-from ltrscale.data.dataset.row_groups import RowGroups
-from ltrscale.data.stream.parts import Run, run_here
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.corrected import Corrected, Correction, WeightCounts, summarised

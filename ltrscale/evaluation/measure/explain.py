@@ -26,7 +26,7 @@ from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.data.stream.batches import GroupStream, StreamConfig, iterate
-from ltrscale.data.stream.parts import spread
+from ltrscale.data.stream.plan import spread
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.scored import NamedGroups, read_named
 from ltrscale.draws import mix, permutation
@@ -38,8 +38,7 @@ from ltrscale.models.features import FeatureKind
 from ltrscale.pretext.augment import AugmentConfig, Draw, MaskConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import Contrastive, SimCLRRankConfig
-from ltrscale.pretext.objective import Pretrainer
-from ltrscale.pretext.siamese import Siamese, negatives
+from ltrscale.pretext.objective import Pretrainer, Siamese, negatives
 from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import Report, progress
 from ltrscale.reports import charts

@@ -37,8 +37,8 @@ from ltrscale.progress import Report
 from ltrscale.ranking.metric import Metric
 from ltrscale.reports.findings import Findings, commit_report
 from ltrscale.stages.inputs import BundleUrl, bundle_hashes, dataset_hashes
+from ltrscale.stages.provenance import check_unseen
 from ltrscale.stages.stage import Origin, Settings, Stage, with_splits
-from ltrscale.stages.unseen import check_unseen
 
 _KEPT_BYTES = 1 << 30
 """A process keeps test groups of at most this size in memory; it reads larger ones again for each bundle."""

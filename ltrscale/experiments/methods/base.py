@@ -15,11 +15,9 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits, Texts
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.draws import mix
-from ltrscale.evaluation.studies.traits import MethodTraits
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.ranking.loss import SquaredErrorConfig
 from ltrscale.ranking.loss_choices import LossConfig
-from ltrscale.evaluation.studies.study import MethodTraits
-from ltrscale.experiments.methods.students import Student
 from ltrscale.runtime.workers import WorkersConfig
 from ltrscale.storage import join
 from ltrscale.training.finetune import FinetuneConfig

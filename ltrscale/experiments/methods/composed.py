@@ -11,7 +11,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split, Splits, with_periods_named
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.errors import InputError
-from ltrscale.evaluation.studies.traits import MethodTraits
+from ltrscale.evaluation.studies.study import MethodTraits
 from ltrscale.experiments.methods.base import Method, MethodName, NetworkStudent, SeedRun, Student
 from ltrscale.experiments.methods.single import (
     FeatureMethod,
@@ -22,11 +22,6 @@ from ltrscale.experiments.methods.single import (
     limited,
     network,
 )
-from ltrscale.evaluation.studies.study import MethodTraits
-from ltrscale.experiments.methods.base import Method, MethodName, SeedRun
-from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, network
-from ltrscale.experiments.methods.students import NetworkStudent, Student
-from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod, limited
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.combine import BlendConfig, BlendJob, CombineConfig, CombineJob
 from ltrscale.training.settings import Preset

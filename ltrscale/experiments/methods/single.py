@@ -10,25 +10,17 @@ from ltrscale.config import overlay
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.batches import StreamConfig
-from ltrscale.evaluation.studies.traits import MethodTraits
-from ltrscale.experiments.methods.base import Method, NetworkStudent, ReadingMethod, SeedRun, Student
 from ltrscale.evaluation.studies.study import MethodTraits
-from ltrscale.experiments.methods.base import Method, ReadingMethod, SeedRun
-from ltrscale.experiments.methods.students import NetworkStudent, Student
+from ltrscale.experiments.methods.base import Method, NetworkStudent, ReadingMethod, SeedRun, Student
 from ltrscale.origin import digest, settings_of
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.training.combine import BlendConfig, BlendJob, CombineConfig, CombineJob
-from ltrscale.training.blend import BlendConfig, BlendJob
-from ltrscale.training.combine import CombineConfig, CombineJob
-from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.settings import Preset, finetuning
-from ltrscale.training.untrained import InContextConfig, InContextJob
-from ltrscale.tuning.searched import FinetuneSearch
+from ltrscale.training.untrained import FeatureJob, InContextConfig, InContextJob
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.ensemble import AverageJob, EnsembleConfig, check_draws
-from ltrscale.trees.gbdt import GBDTJob, LearningTrees
+from ltrscale.trees.gbdt import AverageJob, EnsembleConfig, GBDTJob, LearningTrees, check_draws
 from ltrscale.trees.semi import SemiConfig, SemiJob
 from ltrscale.tuning.searched import FinetuneSearch, GBDTSearch
 from ltrscale.tuning.space import label

@@ -25,17 +25,16 @@ from ltrscale.data.dataset.selection import Selection, scored_row_groups, select
 from ltrscale.data.stream import scored
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.plan import spread
-from ltrscale.data.stream.parts import spread
 from ltrscale.data.stream.readers import read_direct
 from ltrscale.data.stream.scored import read_named
 from ltrscale.errors import InputError
 from ltrscale.evaluation.measure.agreement import kendall_tau, top_overlap
 from ltrscale.evaluation.measure.explain import driven, driver_table, drivers_chart
-from ltrscale.evaluation.measure.report import read_group_rows
+from ltrscale.evaluation.measure.measuring import order_shown
 from ltrscale.evaluation.measure.outliers import histograms
 from ltrscale.evaluation.measure.page import outlier_rules
+from ltrscale.evaluation.measure.report import read_group_rows
 from ltrscale.evaluation.measure.settings import AS_SHOWN
-from ltrscale.evaluation.measure.shown import order_shown
 from ltrscale.experiments.report.sources import Sources, pretrained_for
 from ltrscale.reports import charts
 from ltrscale.reports.document import Block, Chart, LeftOut, Points, Table, TableRow, Text

@@ -13,9 +13,15 @@ from ltrscale import storage
 from ltrscale.config import Operational
 from ltrscale.errors import InputError
 from ltrscale.evaluation.bounds import GateVerdict
-from ltrscale.evaluation.measure.headline import best_of, competitor_of, headline, is_beyond_chance, opening, serving_of
-from ltrscale.evaluation.measure.page import slices
-from ltrscale.evaluation.measure.page import headline, opening, slices
+from ltrscale.evaluation.measure.page import (
+    best_of,
+    competitor_of,
+    headline,
+    is_beyond_chance,
+    opening,
+    serving_of,
+    slices,
+)
 from ltrscale.evaluation.measure.periods import drifted
 from ltrscale.evaluation.measure.report import Evaluation
 from ltrscale.evaluation.measure.settings import AS_SHOWN

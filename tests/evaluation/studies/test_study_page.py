@@ -17,12 +17,8 @@ from ltrscale import storage
 from ltrscale.evaluation.measure.outliers import OutlierDetector
 from ltrscale.evaluation.measure.report import EvaluatedData
 from ltrscale.evaluation.studies.measured import Measured, TestedOn
-from ltrscale.evaluation.studies.study import Cost, Design, Model, Study, _Table, study_of
-from ltrscale.evaluation.studies.study_page import _deciding, costs, curves, document
-from ltrscale.evaluation.studies.traits import Family, MethodTraits
 from ltrscale.evaluation.studies.study import Cost, Design, Family, MethodTraits, Model, Study, _Table, study_of
 from ltrscale.evaluation.studies.study_page import _deciding, _worse_with_more, costs, curves, document, sentences
-from ltrscale.markdown import escape
 from ltrscale.reports.document import Table
 from ltrscale.reports.findings import Findings
 from ltrscale.reports.render import markdown
