@@ -7,6 +7,7 @@ Shapes: N rows of a batch, M events: one for each row, or for each item of a row
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
@@ -444,6 +445,15 @@ def _floats(values: pa.Array) -> pa.DoubleArray:
         values = pc.if_else(pc.match_substring_regex(text, _NUMBER), pc.utf8_trim_whitespace(text), None)
     values = values.cast(pa.float64(), safe=False)
     return pc.if_else(pc.is_finite(values), values, pa.scalar(None, pa.float64()))
+
+
+def ready_tables(url: str) -> str | None:
+    """The name of the ready tables that a file is one of, such as `ubi`; None for any other file."""
+    for name, tables in _READY.items():
+        with suppress(InputError):
+            EventFile.of(File(url), tables)
+            return name
+    return None
 
 
 def made_rows(url: str) -> tuple[list[File], dict[str, int]]:

@@ -27,6 +27,7 @@ from ltrscale import storage
 from ltrscale.data.dataset.manifest import Dataset
 from ltrscale.data.times import instants, microseconds
 from ltrscale.errors import InputError
+from ltrscale.experiments.first.init import InitJob
 from ltrscale.ingest import event_rows
 from ltrscale.ingest.attribution import NAMED, by_query, by_session, database_of, rows_in_view
 from ltrscale.ingest.event_rows import EventRows
@@ -277,6 +278,8 @@ def test_the_two_indices_of_ubi_are_read_as_they_are(tmp_path: Path) -> None:
     (tmp_path / "ubi" / "ubi_queries.jsonl").write_text(UBI_QUERIES.lstrip())
     (tmp_path / "ubi" / "ubi_events.jsonl").write_text(UBI_EVENTS.lstrip())
     (tmp_path / "catalogue.csv").write_text(CATALOGUE)
+    with pytest.raises(InputError, match=r"events \(ubi\), not rows of items; write a prepare.yaml with source.kind"):
+        InitJob(file=str(tmp_path / "ubi"), out=str(tmp_path / "first")).run()
     joins = [{"path": str(tmp_path / "catalogue.csv"), "key": "item", "columns": "price"}]
     made = prepare(config(str(tmp_path / "ubi"), tables="ubi", columns=OF_ROWS, joins=joins), str(tmp_path / "made"))
     same_data(made, from_rows(ROWS, joins, tmp_path))
@@ -312,6 +315,8 @@ def test_the_export_of_ga4_is_read_as_it_is(tmp_path: Path) -> None:
         event("add_to_cart", 7 * 86400 + 9, item("a")),
     ]
     pq.write_table(pa.Table.from_pylist(events), tmp_path / "events_20260105.parquet")
+    with pytest.raises(InputError, match=r"events \(ga4\), not rows of items"):
+        InitJob(file=str(tmp_path / "events_20260105.parquet"), out=str(tmp_path / "first")).run()
     columns = {**OF_ROWS, "meta": ["platform"]}
     made = prepare(config(str(tmp_path / "*.parquet"), tables="ga4", columns=columns), str(tmp_path / "made"))
     labels = [(row["doc_ids"], row["labels"], row["positions"], row["features"]) for row in rows_of(made)]

@@ -17,11 +17,12 @@ from ltrscale.data import columns as cols
 from ltrscale.data.times import ISO
 from ltrscale.errors import InputError
 from ltrscale.ingest.csv_lines import Dialect
+from ltrscale.ingest.events import ready_tables
 from ltrscale.ingest.guess import Guess, guess
 from ltrscale.ingest.lines import line_blocks
 from ltrscale.ingest.profile import LogColumn, batches_of, columns_of, named_schema
 from ltrscale.ingest.structure import table_structure
-from ltrscale.ingest.tables import usual_delimiter
+from ltrscale.ingest.tables import file_form, usual_delimiter
 from ltrscale.texts import flow, plain_yaml
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
@@ -48,6 +49,11 @@ def other_form(file: str, urls: Sequence[str], out: str, given: Mapping[str, str
         return [*first_lines(file, out), *_letor(letor, urls)]
     if not all(_TABLE.search(url) for url in urls):
         return None  # the reader of items reports what it cannot read
+    if file_form(urls[0]) != "csv" and (tables := ready_tables(urls[0])):
+        raise InputError(
+            f"{urls[0]}: events ({tables}), not rows of items; write a prepare.yaml with source.kind: events and "
+            f"source.tables: {tables}, as in docs/events.md"
+        )
     if urls[0].endswith(".parquet"):
         laid = _laid_out(urls[0])
         return [*first_lines(file, out), *_query_rows(file, urls[0], laid, given)] if laid else None

@@ -95,7 +95,10 @@ def primary_values(sources: Sources, methods: Sequence[str]) -> dict[str, NDArra
     """The primary metric of every test group by the first trial of each method, NaN where undefined."""
     rows = read_group_rows(sources.url, ["gid", "method", "trial", sources.evaluation.primary])
     first = (pc.field("trial") == 0) & (pc.field("gid") >= 0)  # queries without a list have negative ids
-    return {name: rows.filter(first & (pc.field("method") == name))[sources.evaluation.primary].to_numpy() for name in methods}
+    return {
+        name: rows.filter(first & (pc.field("method") == name))[sources.evaluation.primary].to_numpy()
+        for name in methods
+    }
 
 
 def labels_in(groups: QueryGroups) -> Tensor:
