@@ -259,14 +259,14 @@ def silent(units: float, of_total: float | None = None) -> None:
 
 
 def _validator(settings: UnitSettings, unit: Unit, ids: QueryIds, quarantine: Quarantine | None) -> Validator:
-    config = settings.config
+    config, mapping = settings.config, settings.config.source.mapping
     return Validator(
         ids,
         quarantine,
         max_group=config.max_group,
         missing_labels=config.source.missing_labels,
         duplicates=config.duplicates,
-        unjudged=config.source.unjudged,
+        unjudged=mapping.unjudged if mapping else "reject",
         features=[feature.name for feature in settings.features],
         scope=unit.period,
     )

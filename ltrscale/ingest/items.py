@@ -151,7 +151,7 @@ class Items(Source):
         form, keys = file_form(file.url), join_keys(self.joins)
         numbers, texts = _numbers_and_texts(self.uses, features, keys)
         used = {*self.columns.sources_of(each.name for each in features), *keys, self.columns.time}
-        forms = {name: join.form for join in self.joins for name in join.columns}
+        forms = {name: file_form(storage.list_files(join.path)[0]) for join in self.joins for name in join.columns}
         vectors, reads = self.columns.vector_columns, dict[str, Any]()
         for column in self._whole(file):
             if column.name in used and column.name in vectors:

@@ -18,7 +18,6 @@ from ltrscale.ingest.mapping import ColumnMapping, ListColumns
 from ltrscale.ingest.rows import RowBlock
 from ltrscale.ingest.tables import LakeFile
 from ltrscale.ingest.texts import Encoding, TokenColumns
-from ltrscale.ingest.validate import Unjudged
 
 Encoders = dict[str, CategoryEncoder]
 """The encoder of each categorical feature, by name."""
@@ -171,19 +170,6 @@ class Source(Config):
     def takes_any_order(self) -> bool:
         """True if a reader finds features by the names of their columns."""
         return self.uses is not None and not (isinstance(self.uses, ListColumns) and self.uses.matrix)
-
-    @property
-    def label_place(self) -> str:
-        """Where the labels are, in words."""
-        if self.uses is None:
-            return "the labels"
-        column = self.uses.label_column
-        return f"column {column!r}, which prepare takes as the label,"
-
-    @property
-    def unjudged(self) -> Unjudged:
-        """How to treat rows without a label if others of their group have one."""
-        return self.mapping.unjudged if self.mapping else "reject"
 
     @property
     def fills(self) -> dict[str, float]:

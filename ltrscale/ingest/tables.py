@@ -253,11 +253,6 @@ class Join(Config):
             raise ValueError("rows: unmatched keeps rows that the table does not have; leave columns out")
         return self
 
-    @property
-    def form(self) -> Form:
-        """The form of the table's files, by the name of the first."""
-        return file_form(storage.list_files(self.path)[0])
-
 
 def join_keys(joins: Sequence[Join]) -> set[str]:
     """The columns of the log that join tables."""
