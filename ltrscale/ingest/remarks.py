@@ -132,8 +132,10 @@ def report_counts(out: str, new: Manifest, report: Report, *, added: bool) -> No
 def warn_of_labels(out: str, manifest: Manifest, source: Source) -> None:
     """Warn if no list of a labelled data set has two different labels, because training would refuse it."""
     if manifest.counts().labelled and (wrong := nothing_to_learn(select(Split(data=out), labelled=True))):
-        column = source.uses and f"column {source.uses.label_column!r}, which prepare takes as the label,"
-        log.warning("prepare: %s: %s; check %s and the query", out, wrong, column or "the labels")
+        labels = "the labels"
+        if source.uses is not None:
+            labels = f"column {source.uses.label_column!r}, which prepare takes as the label,"
+        log.warning("prepare: %s: %s; check %s and the query", out, wrong, labels)
 
 
 def warn_of_copies(dataset: Dataset, new: Collection[str]) -> None:
