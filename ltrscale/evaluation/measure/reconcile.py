@@ -78,10 +78,10 @@ class ScoredLists:
 
     def tied(self) -> int:
         """Groups with documents of equal scores and different labels."""
-        kinds_N3 = torch.stack([group_index(self.offsets_Q1).double(), self.scores_N, self.labels_N], dim=1)
-        kinds_K3 = kinds_N3[~self.scores_N.isnan()].unique(dim=0)
-        tied = (kinds_K3[1:, :2] == kinds_K3[:-1, :2]).all(dim=1)
-        return len(kinds_K3[1:][tied, 0].unique())
+        columns = group_index(self.offsets_Q1), self.scores_N, self.labels_N
+        kinds_K3 = np.unique(np.stack(columns, axis=1)[~self.scores_N.isnan().numpy()], axis=0)
+        tied = (kinds_K3[1:, :2] == kinds_K3[:-1, :2]).all(axis=1)
+        return len(np.unique(kinds_K3[1:][tied, 0]))
 
 
 class TableSource(Config):
