@@ -281,9 +281,9 @@ def shared_cluster() -> Iterator[SharedCluster]:
 
 
 @pytest.fixture
-def ray_cluster(shared_cluster: SharedCluster) -> None:
+def ray_cluster(shared_cluster: SharedCluster, request: pytest.FixtureRequest) -> None:
     """Connects the test to the shared Ray cluster; a test of S3 asks for `s3` first, whose keys are in its workers."""
-    shared_cluster.start()
+    shared_cluster.start(request.path)
 
 
 @pytest.fixture(scope="session")

@@ -139,14 +139,16 @@ def test_other_ranges_of_problems_make_another_origin(tmp_path: Path) -> None:
 
 
 def test_it_learns_and_keeps_the_best_average(tmp_path: Path) -> None:
-    def figures(name: str, rate: float) -> tuple[list[float], list[float], list[int]]:
+    def figures(name: str, rate: float, number: int) -> tuple[list[float], list[float], list[int]]:
         optimizer = {"kind": "adamw", "learning_rate": rate}
-        records = run(tmp_path / name, steps=80, validate_every=20, validation=6, optimizer=optimizer, keep_every=40)
+        records = run(
+            tmp_path / name, steps=number, validate_every=20, validation=6, optimizer=optimizer, keep_every=40
+        )
         losses, values, steps = zip(*((r["loss"], r["validation_ndcg@5"], r["step"]) for r in records), strict=True)
         return [*losses], [*values], [*steps]
 
-    untrained_losses, untrained_values, _ = figures("untrained", 1e-9)
-    losses, values, steps = figures("out", 4e-3)
+    untrained_losses, untrained_values, _ = figures("untrained", 1e-9, 20)
+    losses, values, steps = figures("out", 4e-3, 80)
     assert losses[-1] < min(untrained_losses) - 0.1
     assert min(values) > max(untrained_values) + 0.1
     manifest = storage.read_manifest(str(tmp_path / "out"))
