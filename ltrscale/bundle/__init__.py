@@ -36,8 +36,7 @@ from ltrscale.bundle.files import (
 )
 from ltrscale.bundle.networks import EncoderBundle, PretrainedBundle, RankerBundle
 from ltrscale.bundle.opened import Bundle, Scorer, scorers_of
-from ltrscale.bundle.order import order_scorer
-from ltrscale.bundle.trees import TreesBundle
+from ltrscale.bundle.without_networks import TreesBundle, order_scorer
 from ltrscale.bundle_manifest import bundle_files, content_hash, read_bundle_manifest
 
 __all__ = [

@@ -12,7 +12,6 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale.batch import QueryGroups
@@ -67,8 +66,8 @@ class Explanation(Strict):
     reasons: tuple[FeaturePart, ...]
     """They add up to the difference, the largest first."""
 
-    def sentence(self, most: int = _SAID) -> str:
-        """The difference in words, with at most `most` reasons for it and one fewer against it, the largest of each.
+    def sentence(self) -> str:
+        """The difference in words, with at most three reasons for it and two against it, the largest of each.
 
         Example:
             >>> price = FeaturePart(feature="price", value="9.99", against="24", adds=0.8)
@@ -80,10 +79,10 @@ class Explanation(Strict):
         others = self.against or f"the next {self.others}"
         sign = -1 if self.difference < 0 else 1
         least = _WORTH_SAYING * max((abs(reason.adds) for reason in self.reasons), default=0.0)
-        why = [reason for reason in self.reasons if sign * reason.adds > least][:most]
+        why = [reason for reason in self.reasons if sign * reason.adds > least][:_SAID]
         if not why:
             return f"{self.item} stands level with {others}: no feature tells them apart."
-        but = [reason for reason in self.reasons if sign * reason.adds < -least][: most - 1]
+        but = [reason for reason in self.reasons if sign * reason.adds < -least][: _SAID - 1]
         place = "above" if sign > 0 else "below"
         text = f"{self.item} stands {place} {others} because {_listed(why)}"
         return f"{text}; {_listed(but)}." if but else f"{text}."
@@ -242,13 +241,8 @@ class Reasoner:
         if 2 * len(present) < len(values_M) or not len(present):
             return "none"
         if feature.kind == "numeric":
-            return _number(present)
+            return f"{float(np.median(present)):.6g}"  # single precision needs no more digits
         counts = Counter(present.tolist())
         code, count = max(counts.items(), key=lambda pair: (pair[0] != than, pair[1]))
         name = self.names.get(feature.name, {}).get(int(code), str(int(code)))
         return name if len(values_M) == 1 else f"{name} in {count} of {len(values_M)}"
-
-
-def _number(values_M: NDArray[np.float32]) -> str:
-    """The median in the fewest digits that single precision needs, at most six."""
-    return f"{float(np.median(values_M)):.6g}"

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
-from ltrscale.bundle.blend import BlendBundle
 from ltrscale.bundle.contents import (
     CARD,
     CONFIG,
@@ -34,10 +33,9 @@ from ltrscale.bundle.contents import (
 )
 from ltrscale.bundle.networks import CombinedBundle, InContextBundle, PretrainedBundle, RankerBundle
 from ltrscale.bundle.opened import Bundle, fitting
-from ltrscale.bundle.order import OrderBundle
 from ltrscale.bundle.reference import Reference
-from ltrscale.bundle.trees import TreesBundle
 from ltrscale.bundle.views import Projection
+from ltrscale.bundle.without_networks import BlendBundle, OrderBundle, TreesBundle
 from ltrscale.bundle_manifest import FORMAT, VERSION, hash_of, read_bundle_manifest
 from ltrscale.config import StrictT, validate
 from ltrscale.data.dataset.selection import Selection

@@ -261,25 +261,9 @@ def _in_cache(scorer: Scorer) -> Scorer:
             return scorer(groups)
         places = torch.arange(0, groups.n_documents, _IN_CACHE)
         cuts = sorted({*torch.searchsorted(groups.offsets_Q1, places).tolist(), groups.n_groups})
-        return torch.cat([scorer(_run(groups, *cut)) for cut in pairwise(cuts)])
+        return torch.cat([scorer(groups.select(torch.arange(*cut))) for cut in pairwise(cuts)])
 
     return score
-
-
-def _run(groups: QueryGroups, first: int, last: int) -> QueryGroups:
-    """The groups from `first` to `last`, exclusive, without labels and tokens, and without a copy of their features."""
-    offsets_Q1 = groups.offsets_Q1[first : last + 1]
-    start, stop = int(offsets_Q1[0]), int(offsets_Q1[-1])
-    of_documents = groups.weights_N, groups.positions_N, groups.gains_N
-    weights_N, positions_N, gains_N = (None if values is None else values[start:stop] for values in of_documents)
-    return QueryGroups(
-        groups.features_NF[start:stop],
-        offsets_Q1 - start,
-        ids_Q=None if groups.ids_Q is None else groups.ids_Q[first:last],
-        weights_N=weights_N,
-        positions_N=positions_N,
-        gains_N=gains_N,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -64,23 +64,23 @@ class _SharedScores:
 
     def __init__(self) -> None:
         self._scorers: dict[str, Scorer] = {}
-        self._newest: tuple[Tensor | None, dict[str, Tensor]] = None, {}
+        self._offsets_Q1: Tensor | None = None
+        self._scores: dict[str, Tensor] = {}
 
     def scorer(self, ranker: str, make: Callable[[], Scorer]) -> Scorer:
         """The scorer of a ranker, made once and run once per batch; the offsets identify a batch."""
-        if ranker not in self._scorers:
-            self._scorers[ranker] = self._once(ranker, make())
-        return self._scorers[ranker]
+        if ranker in self._scorers:
+            return self._scorers[ranker]
+        score = make()
 
-    def _once(self, ranker: str, score: Scorer) -> Scorer:
         def scored(groups: QueryGroups) -> Tensor:
-            if self._newest[0] is not groups.offsets_Q1:
-                self._newest = groups.offsets_Q1, {}
-            scores = self._newest[1]
-            if ranker not in scores:
-                scores[ranker] = score(groups)
-            return scores[ranker]
+            if self._offsets_Q1 is not groups.offsets_Q1:
+                self._offsets_Q1, self._scores = groups.offsets_Q1, {}
+            if ranker not in self._scores:
+                self._scores[ranker] = score(groups)
+            return self._scores[ranker]
 
+        self._scorers[ranker] = scored
         return scored
 
 
@@ -185,6 +185,7 @@ class Bundle(BundleFacts, ABC):
         features: Sequence[Feature] | None = None,
         device: torch.device | str = "cpu",
         threads: int = 0,
+        shared: _SharedScores | None = None,
     ) -> Scorer:
         """The function that scores a batch; it returns scores on the CPU.
 
@@ -192,17 +193,14 @@ class Bundle(BundleFacts, ABC):
             features: of the batches, matched to the bundle's by name; None if they are the bundle's, in its order.
             device: device of a network.
             threads: of a tree model; 0 takes all cores.
+            shared: scores that scorers of the same batches share.
 
         Raises:
             InputError: as `places`; the bundle holds an encoder without a head, or CatBoost's trees while CatBoost is
                 not installed.
         """
-        return self.scorer_by(Computing(device, threads), features)
-
-    def scorer_by(self, computing: Computing, features: Sequence[Feature] | None) -> Scorer:
-        """The function that scores a batch of these features; None if they are the bundle's, in its order."""
+        computing = Computing(device, threads, shared)
         columns = None if features is None else places(self.features, features, whose=self.url, on_purpose=True)
-        shared = computing.shared
         score = shared.scorer(self.content_hash, lambda: self.scoring(computing)) if shared else self.scoring(computing)
         if columns is None:
             return score
@@ -255,7 +253,8 @@ class Bundle(BundleFacts, ABC):
 
     def member_scorers(self, computing: Computing) -> dict[str, Scorer]:
         """The functions with which its members score a batch of its own features."""
-        return {name: member.scorer_by(computing, self.features) for name, member in self.members.items()}
+        how = computing._asdict()
+        return {name: member.scorer(features=self.features, **how) for name, member in self.members.items()}
 
 
 def scorers_of(
@@ -266,5 +265,5 @@ def scorers_of(
     Raises:
         InputError: as `Bundle.scorer`.
     """
-    computing = Computing(device, threads, _SharedScores())
-    return {name: bundle.scorer_by(computing, features) for name, bundle in bundles.items()}
+    how = Computing(device, threads, _SharedScores())._asdict()
+    return {name: bundle.scorer(features=features, **how) for name, bundle in bundles.items()}

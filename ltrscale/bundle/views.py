@@ -31,29 +31,26 @@ class View:
     columns: TreeColumns
 
 
-def raw(features: Sequence[Feature]) -> View:
-    """The raw features, unchanged."""
-    return View(tuple(features), lambda groups: groups.features_NF.cpu().numpy())
+def raw(features: Sequence[Feature], names: Sequence[str] | None = None, *, per_query: bool = False) -> View:
+    """The raw features, or those with these names in their order.
 
-
-def chosen(features: Sequence[Feature], names: Sequence[str]) -> View:
-    """The raw features with these names, in the order of `names`."""
-    places = {feature.name: place for place, feature in enumerate(features)}
-    columns = [places[name] for name in names]
-    return View(tuple(features[c] for c in columns), lambda groups: groups.features_NF.cpu().numpy()[:, columns])
-
-
-def per_query(view: View) -> View:
-    """A view whose numeric columns are standardised within each query group; a missing value stays missing."""
-    numeric = [column for column, feature in enumerate(view.features) if feature.kind == "numeric"]
+    With `per_query` numeric ones are standardised within each query group; a missing value stays missing.
+    """
+    by_name = {feature.name: feature for feature in features}
+    seen = tuple(features if names is None else (by_name[name] for name in names))
+    places = None if names is None else [list(by_name).index(name) for name in names]
+    numeric = [column for column, feature in enumerate(seen) if feature.kind == "numeric"]
 
     def columns(groups: QueryGroups) -> NDArray[np.float32]:
-        columns_NG = view.columns(groups).copy()  # raw features may be the batch's own memory
-        numbers = torch.from_numpy(columns_NG[:, numeric])
-        columns_NG[:, numeric] = standardise_groups(numbers, groups.offsets_Q1.cpu()).numpy()
+        features_NF = groups.features_NF.cpu().numpy()
+        columns_NG = features_NF if places is None else features_NF[:, places]
+        if per_query:
+            columns_NG = columns_NG.copy()  # raw features may be the batch's own memory
+            numbers = torch.from_numpy(columns_NG[:, numeric])
+            columns_NG[:, numeric] = standardise_groups(numbers, groups.offsets_Q1.cpu()).numpy()
         return columns_NG
 
-    return View(view.features, columns)
+    return View(seen, columns)
 
 
 @dataclass(frozen=True)

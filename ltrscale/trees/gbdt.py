@@ -6,7 +6,6 @@ The training split names the scores, all its groups count as labelled, and valid
 Shapes: N documents, Q groups.
 """
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import ClassVar, Literal, Self
@@ -15,12 +14,10 @@ import numpy as np
 from pydantic import model_validator
 
 from ltrscale import storage
-from ltrscale.arrays import Doubles
+from ltrscale.arrays import Doubles, offsets
 from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views, with_tokens_of
-from ltrscale.bundle.views import View
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import joined_splits
-from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.relevant import check_teaches, only_relevant
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, Splits
@@ -49,7 +46,7 @@ from ltrscale.trees.data import (
     together,
 )
 from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose_members
-from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, TargetsConfig, make_targets, watching
+from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, TargetsConfig, watching
 
 
 class GBDTJob(LabelledStage):
@@ -131,7 +128,7 @@ class GBDTJob(LabelledStage):
         config: GBDTConfig = self.gbdt
         config.check_device()  # before anything is read
         rank, world = rank_and_world()
-        view = seen_by(config, selection.features)
+        view = views.raw(selection.features, per_query=config.per_query)
         train, codes = read_labelled(deal(selection, rank=rank, world=world), "train", view)
         check_complete(selection, train)
         validation = None if judged is None else read_judged(only_relevant(judged), view, config.highest_judged)
@@ -198,12 +195,6 @@ def _started(config: GBDTConfig, url: str) -> Bundle:
     return start
 
 
-def seen_by(config: GBDTConfig, features: Sequence[Feature], names: Sequence[str] | None = None) -> View:
-    """The features as trees see them."""
-    view = views.raw(features) if names is None else views.chosen(features, names)
-    return views.per_query(view) if config.per_query else view
-
-
 def _with_start(groups: Labelled, start: Bundle) -> Labelled:
     """The same groups, with the scores of a bundle to which trees are added."""
     scorer = start.scorer(features=groups.selection.features)
@@ -213,14 +204,12 @@ def _with_start(groups: Labelled, start: Bundle) -> Labelled:
 
 def _shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
     """Targets of a worker's documents, shape [N]; the borders of grades come from the scores of all workers."""
-    rank, world = rank_and_world()
-    if config is None or not config.of_all_groups or world == 1:
-        return make_targets(config, share.labels_N, share.offsets_Q1)
-    shares = all_workers((share.labels_N, share.lengths_Q))
-    labels, lengths = zip(*shares, strict=True)
-    offsets_Q1 = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    first = sum(map(len, labels[:rank]))
-    return make_targets(config, np.concatenate(labels), offsets_Q1)[first : first + len(share.labels_N)]
+    if config is None:
+        return share.labels_N
+    labels, lengths = zip(*all_workers((share.labels_N, share.lengths_Q)), strict=True)
+    targets_N = config.from_labels(np.concatenate(labels), offsets(np.concatenate(lengths)))
+    first = sum(map(len, labels[: rank_and_world()[0]]))
+    return targets_N[first : first + len(share.labels_N)]
 
 
 def _numbered(

@@ -3,10 +3,10 @@
 Shapes: N documents, Q groups, P1 = groups without a label in use + 1; F raw features, C numeric ones, K components.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
-from typing import ClassVar, Self, TypeVar
+from functools import partial, reduce
+from typing import ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.relevant import only_relevant
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.stream.batches import iterate
-from ltrscale.data.stream.parts import Part, Run, parts_of, run_here
+from ltrscale.data.stream.parts import Part, parts_of
 from ltrscale.data.stream.scored import score_selection
 from ltrscale.errors import InputError
 from ltrscale.progress import Report, log, progress
@@ -28,12 +28,10 @@ from ltrscale.runtime.workers import ONE, WorkerContext
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import BinCodes, Labelled, read_judged, read_labelled
-from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of
-from ltrscale.trees.library import QuantisedConfig, make_targets
+from ltrscale.trees.gbdt import check_alone, grow, learnt, with_features_of
+from ltrscale.trees.library import QuantisedConfig
 
 _DOCS_PER_BATCH = 8192
-
-T = TypeVar("T")
 
 
 class SemiConfig(Config):
@@ -109,7 +107,7 @@ class SemiJob(LabelledStage):
         self, labelled: Selection, all_groups: Selection, judged: Selection, origin: Origin, context: WorkerContext
     ) -> None:
         config = self.semi
-        view, projection = seen_by(config.gbdt, labelled.features), None
+        view, projection = views.raw(labelled.features, per_query=config.gbdt.per_query), None
         if config.pca is not None:
             projection = _fit_projection(all_groups, config.pca, view, scaled=config.pca_scaled)
             view = views.projected(view, projection)
@@ -153,23 +151,35 @@ def _with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Lab
     labels_N = np.empty_like(scores_N)
     labels_N[is_labelled_N] = labelled.labels_N
     offsets_P1 = np.append(0, np.cumsum(groups.lengths_Q[~is_labelled_Q]))
-    labels_N[~is_labelled_N] = make_targets(config, scores_N[~is_labelled_N], offsets_P1)
+    labels_N[~is_labelled_N] = config.from_labels(scores_N[~is_labelled_N], offsets_P1)
     return labels_N
 
 
-def _fit_projection(
-    selection: Selection, components: int, view: View | None = None, *, scaled: bool = True, run: Run = run_here
-) -> Projection:
+def _fit_projection(selection: Selection, components: int, view: View, *, scaled: bool) -> Projection:
     """Eigenvectors of the numeric features' correlation matrix (covariance matrix if not `scaled`), from two passes."""
     numeric_C = np.array([i for i, feature in enumerate(selection.features) if feature.kind == "numeric"], np.int64)
     if len(numeric_C) < components:
         raise InputError(f"pca: {components} components of {len(numeric_C)} numeric features; lower pca")
-    view, moments = view or views.raw(selection.features), Moments.none(len(numeric_C))
-    for of_part in _by_part(selection, partial(_moments_of_part, view, numeric_C), "feature means", run):
-        moments = moments.merge(of_part)
-    products_CC, of_a_part = np.zeros((len(numeric_C), len(numeric_C))), partial(_product_sums, view, numeric_C)
-    for products_of_part_CC in _by_part(selection, partial(of_a_part, moments.mean_F), "feature products", run):
-        products_CC += products_of_part_CC
+    with progress("principal components", 2 * selection.n_documents) as advance:
+
+        def values_of(part: Part) -> Iterator[NDArray[np.float32]]:
+            for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
+                yield view.columns(groups)[:, numeric_C]
+                advance(groups.n_documents)
+
+        # each part is summed by itself, as sums of another order are rounded differently
+        parts, none = [*parts_of(selection)], Moments.none(len(numeric_C))
+        moments = none
+        for part in parts:
+            moments = moments.merge(reduce(Moments.merge, map(Moments.from_values, values_of(part)), none))
+        products_CC = np.zeros((len(numeric_C), len(numeric_C)))
+        for part in parts:
+            of_part_CC = np.zeros_like(products_CC)
+            for values_NC in values_of(part):
+                deviation_NC = values_NC - moments.mean_F
+                deviation_NC[np.isnan(deviation_NC)] = 0.0
+                of_part_CC += deviation_NC.T @ deviation_NC
+            products_CC += of_part_CC
     imputed = Moments(np.full(len(numeric_C), selection.n_documents), moments.mean_F, products_CC.diagonal())
     scale_C = imputed.scale_F() if scaled else np.ones(len(numeric_C))
     components_KC = principal(products_CC / selection.n_documents / np.outer(scale_C, scale_C), components)
@@ -191,31 +201,3 @@ def principal(correlation_CC: NDArray[np.float64], components: int) -> NDArray[n
     sizes_KC = np.abs(components_KC).round(9)
     largest_K = components_KC[np.arange(components), sizes_KC.argmax(axis=1)]
     return np.asarray(components_KC * np.sign(largest_K)[:, None])
-
-
-def _by_part(selection: Selection, function: Callable[[Part], T], label: str, run: Run) -> Iterator[T]:
-    """The results of a function for each part of a selection, with a progress bar."""
-    parts = [*parts_of(selection)]
-    with progress(label, selection.n_documents) as advance:
-        for part, of_part in zip(parts, run(function, parts), strict=True):
-            yield of_part
-            advance(part.documents)
-
-
-def _moments_of_part(view: View, numeric_C: NDArray[np.int64], part: Part) -> Moments:
-    moments = Moments.none(len(numeric_C))
-    for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
-        moments = moments.merge(Moments.from_values(view.columns(groups)[:, numeric_C]))
-    return moments
-
-
-def _product_sums(
-    view: View, numeric_C: NDArray[np.int64], mean_C: NDArray[np.float64], part: Part
-) -> NDArray[np.float64]:
-    """Sums of products of deviations, shape [C, C]; a missing value deviates by 0."""
-    products_CC = np.zeros((len(numeric_C), len(numeric_C)))
-    for groups in iterate(part.selection, docs_per_batch=_DOCS_PER_BATCH):
-        deviation_NC = view.columns(groups)[:, numeric_C] - mean_C
-        deviation_NC[np.isnan(deviation_NC)] = 0.0
-        products_CC += deviation_NC.T @ deviation_NC
-    return products_CC

@@ -27,7 +27,7 @@ from ltrscale.stages.stage import LabelledStage, Origin, Settings
 from ltrscale.stages.unseen import check_member
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import read_judged, read_labelled
-from ltrscale.trees.gbdt import check_alone, grow, learnt, seen_by, with_features_of
+from ltrscale.trees.gbdt import check_alone, grow, learnt, with_features_of
 
 _ALL = ("all",)
 
@@ -118,7 +118,7 @@ class StackedJob(LabelledStage):
     ) -> None:
         config, members = self.stack, self.members
         chosen = _chosen_names(selection.features, config.features)
-        view = seen_by(config.gbdt, selection.features, chosen)
+        view = views.raw(selection.features, chosen, per_query=config.gbdt.per_query)
         held_out = {name: _out_of_fold(name, member, selection, folds) for name, member in members.items()}
         train, codes = read_labelled(selection, "train", views.scored(view, held_out, standardise=config.standardise))
         relevant = only_relevant(judged)

@@ -42,7 +42,7 @@ from ltrscale.trees import data as tree_data
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
 from ltrscale.trees.data import Labelled, _document_numbers, read_labelled
 from ltrscale.trees.gbdt import TreesStudent
-from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, make_targets, quantised, standardised
+from ltrscale.trees.library import QuantisedConfig, StandardisedConfig
 
 WEIGHTS = [1.0, -0.7, 100.0]
 """The last feature is the same for all documents of a list: the teacher moves lists as a whole, and far."""
@@ -118,6 +118,13 @@ def scores_of(seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=OFFSETS[-1]) * 5 + 2
 
 
+standardised = StandardisedConfig().from_labels
+
+
+def quantised(scores_N: np.ndarray, **settings: object) -> np.ndarray:
+    return QuantisedConfig.model_validate(settings).from_labels(scores_N, np.array([0, len(scores_N)]))
+
+
 def test_standardised_scores_have_mean_0_and_deviation_1_in_each_group() -> None:
     scores_N = scores_of(0)
     scores_N[9:] = 0.1  # a group of equal scores
@@ -140,7 +147,7 @@ def test_standardised_scores_do_not_depend_on_scale_and_shift(change: object) ->
 @pytest.mark.parametrize("grades", [2, 5, 31])
 def test_grades_rise_with_the_scores_and_equal_scores_have_equal_grades(bins: str, grades: int) -> None:
     scores_N = np.random.default_rng(2).integers(0, 40, 500).astype(float) ** 2
-    grades_N = quantised(scores_N, grades=grades, bins=bins)  # type: ignore[arg-type]
+    grades_N = quantised(scores_N, grades=grades, bins=bins)
     order = np.argsort(scores_N, kind="stable")
     assert (np.diff(grades_N[order]) >= 0).all()
     assert (np.diff(grades_N[order])[np.diff(scores_N[order]) == 0] == 0).all()
@@ -163,19 +170,8 @@ def test_equal_frequency_bins_hold_equally_many() -> None:
 
 @pytest.mark.parametrize("bins", ["even", "equal_frequency"])
 def test_scores_without_spread_have_one_grade(bins: str) -> None:
-    assert quantised(np.full(5, 0.3), grades=31, bins=bins).tolist() == [0] * 5  # type: ignore[arg-type]
-    assert quantised(np.zeros(0), grades=31, bins=bins).tolist() == []  # type: ignore[arg-type]
-
-
-def test_a_config_chooses() -> None:
-    scores_N = scores_of(5)
-    assert make_targets(None, scores_N, OFFSETS) is scores_N
-    np.testing.assert_array_equal(
-        make_targets(StandardisedConfig(), scores_N, OFFSETS), standardised(scores_N, OFFSETS)
-    )
-    np.testing.assert_array_equal(
-        make_targets(QuantisedConfig(grades=4), scores_N, OFFSETS), quantised(scores_N, grades=4, bins="even")
-    )
+    assert quantised(np.full(5, 0.3), grades=31, bins=bins).tolist() == [0] * 5
+    assert quantised(np.zeros(0), grades=31, bins=bins).tolist() == []
 
 
 NUMERIC = [Feature(name=name) for name in ("a", "b@c[0]", "d")]

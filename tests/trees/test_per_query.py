@@ -14,6 +14,7 @@ from small_trainers import grow_trees
 from ltrscale import config as configs
 from ltrscale.batch import QueryGroups, standardise_groups
 from ltrscale.bundle import Bundle, load
+from ltrscale.bundle.views import raw
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Splits
@@ -21,7 +22,7 @@ from ltrscale.errors import InputError
 from ltrscale.serving.trees import trees_of
 from ltrscale.trees import semi
 from ltrscale.trees.configs import CatBoostConfig, GBDTConfig, LightGBMConfig, XGBoostConfig
-from ltrscale.trees.gbdt import GBDTJob, seen_by
+from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.semi import SemiConfig, SemiJob
 from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember
 
@@ -110,7 +111,7 @@ def test_semi_supervised_trees(both: tuple[Splits, Splits], tmp_path: Path, sett
 
 def test_components_of_features_that_are_not_scaled_are_those_of_scikit_learn(both: tuple[Splits, Splits]) -> None:
     selection = select(both[0].train, labelled=False)
-    view = seen_by(LIGHTGBM, selection.features)
+    view = raw(selection.features, per_query=LIGHTGBM.per_query)
     projection = semi._fit_projection(selection, 2, view, scaled=False)
     columns_NG = view.columns(read(both[0].train))
     z_NC = np.nan_to_num(columns_NG[:, [0, 2, 3]].astype(np.float64))

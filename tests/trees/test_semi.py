@@ -16,14 +16,14 @@ from sklearn.preprocessing import StandardScaler
 from ltrscale import config as configs
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle, load
-from ltrscale.bundle.views import Projection
+from ltrscale.bundle.views import Projection, raw
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Splits
 from ltrscale.data.stream.parts import parts_of
 from ltrscale.errors import InputError
 from ltrscale.trees import semi
-from ltrscale.trees.library import quantised
+from ltrscale.trees.library import QuantisedConfig
 from ltrscale.trees.semi import SemiConfig, SemiJob
 
 FEATURES = [Feature(name="brand", kind="categorical"), *(Feature(name=f"x{i}") for i in range(6))]
@@ -66,10 +66,14 @@ def train(splits: Splits, out: Path, **settings: object) -> Bundle:
     return load(str(out))
 
 
+def components_of(selection: Selection, number: int) -> Projection:
+    return semi._fit_projection(selection, number, raw(selection.features), scaled=True)
+
+
 def test_components_are_those_of_scikit_learn(url: str) -> None:
     split = splits_of(url).train
     features_NF = read(split, labelled=False).features_NF.numpy()
-    projection = semi._fit_projection(select(split, labelled=False), 4)
+    projection = components_of(select(split, labelled=False), 4)
     assert projection.features_C.tolist() == [1, 2, 3, 4, 5, 6], "categories have no components"
 
     imputed_NC = SimpleImputer().fit_transform(features_NF[:, 1:].astype(np.float64))
@@ -85,16 +89,16 @@ def test_components_are_those_of_scikit_learn(url: str) -> None:
 
 def test_components_do_not_depend_on_how_the_data_is_cut(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     selection = select(splits_of(url).train, labelled=False)
-    whole = semi._fit_projection(selection, 3)
+    whole = components_of(selection, 3)
     monkeypatch.setattr(semi, "parts_of", partial(parts_of, values=1))
     assert len([*semi.parts_of(selection)]) == 2
-    in_parts = semi._fit_projection(selection, 3)
+    in_parts = components_of(selection, 3)
     for name in vars(whole):
         np.testing.assert_allclose(getattr(in_parts, name), getattr(whole, name), rtol=1e-10, atol=1e-12)
 
 
 def test_a_projection_survives_its_file(url: str) -> None:
-    projection = semi._fit_projection(select(splits_of(url).train, labelled=False), 2)
+    projection = components_of(select(splits_of(url).train, labelled=False), 2)
     again = Projection.from_bytes(projection.to_bytes(), 1000)
     for name in vars(projection):
         np.testing.assert_array_equal(getattr(again, name), getattr(projection, name))
@@ -146,7 +150,7 @@ def test_own_labels_are_kept_and_all_others_are_grades_of_the_first_trees(
     scores_N = first_scorer(true).numpy()
     own_N = np.repeat(np.isin(true.ids_Q, labelled.ids_Q), true.lengths_Q)
     expected_N = true.labels_N.numpy().astype(np.float64)
-    expected_N[~own_N] = quantised(scores_N[~own_N], grades=31, bins="even")
+    expected_N[~own_N] = QuantisedConfig().from_labels(scores_N[~own_N], np.array([0, (~own_N).sum()]))
     np.testing.assert_array_equal(everything.labels_N, expected_N)
     assert set(everything.labels_N[~own_N]) >= {0.0, 30.0}
     features = np.concatenate(list(everything.rows({})))
