@@ -9,30 +9,39 @@ to rank are compared with training (`find_skew`), and refused if the job asks fo
 """
 
 from collections.abc import Iterable, Sequence
+from typing import ClassVar
 
+import pyarrow.parquet as pq
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.bundle import Bundle, load
-from ltrscale.config import validate
+from ltrscale.bundle import Bundle, load, with_tokens_of
+from ltrscale.bundle.explanations import Reasoner, as_table
+from ltrscale.config import Operational, validate
 from ltrscale.data.dataset.manifest import open_dataset
 from ltrscale.data.dataset.origin import fills_of, prepare_settings_of
 from ltrscale.data.dataset.scores import period_url, read_period, scored_periods
-from ltrscale.data.dataset.split import Texts
+from ltrscale.data.dataset.selection import select
+from ltrscale.data.dataset.split import Split, Texts
+from ltrscale.data.stream.scored import read_named
+from ltrscale.devices import Device, choose_device
 from ltrscale.errors import InputError, Refused
 from ltrscale.ingest.inputs import Inputs, PrepareConfig, SourceConfig, list_inputs
 from ltrscale.ingest.prepare import RowsJob
 from ltrscale.ingest.rows import QUARANTINE
 from ltrscale.ingest.source import Needs
-from ltrscale.progress import log
-from ltrscale.scoring.explain_items import ExplainItems
+from ltrscale.progress import Report, log, progress
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.scoring.score_files import ScorerConfig
 from ltrscale.scoring.skew import Skew, SkewKind, skew_of
+from ltrscale.stages.inputs import BundleUrls, DataUrl
 from ltrscale.stages.runs import check_replaceable, holding
+from ltrscale.stages.stage import Origin, Stage
 
 _SAID = 10
 """Most features of a period to log one by one."""
+_DEPTH = 10
+"""The first item of a query is compared with those up to this rank."""
 
 
 class PredictJob(ScorerConfig):
@@ -96,12 +105,7 @@ class PredictJob(ScorerConfig):
             )
 
     def _reading(self, opened: Sequence[Bundle]) -> PrepareConfig:
-        """The settings of `prepare` that find the features of all bundles in the rows.
-
-        Raises:
-            InputError: a bundle cannot score, it is not known how its training data were read, or another one read them
-                differently.
-        """
+        """The settings of `prepare` that find the features of all bundles in the rows."""
         for each in opened:
             each.scorer()  # raises for a bundle that cannot score, before any row is read
             _check_read_alike(opened[0], each)
@@ -191,3 +195,35 @@ def _skew_lines(period: str, findings: Sequence[Skew]) -> list[str]:
     """A line for each of the first findings, and one with the number of others."""
     ending = [f"{period}: {len(findings) - _SAID} more"] if len(findings) > _SAID else []
     return [f"{period}: {each}" for each in findings[:_SAID]] + ending
+
+
+class ExplainItems(Stage):
+    """Explain the first item of every query of a data set."""
+
+    stage: ClassVar = "explain_items"
+    bundles: BundleUrls
+    """Bundles that rank by the mean of their scores."""
+    data: DataUrl
+    """Data set directory."""
+    device: Operational[Device] = "auto"
+    """Where a network runs."""
+    out: Operational[str]
+    """Directory of the explanations."""
+
+    def work(self, origin: Origin, report: Report) -> None:
+        """Explain, and commit a table for each period."""
+        opened = {url: load(url) for url in self.bundles}
+        selection = with_tokens_of(select(Split(data=(self.data,)), labelled=False), opened.values())
+        names = open_dataset(self.data).manifest.names_of_categories
+        reasoner = Reasoner.from_bundles(opened, selection.features, names, device=choose_device(self.device))
+        with storage.Commit(self.out) as commit, progress("explain", selection.n_documents) as advance:
+            for period, row_groups in selection.row_groups.by_period().items():
+                with (
+                    commit.file(f"period={period}/explanations.parquet") as path,
+                    pq.ParquetWriter(path, as_table([]).schema) as writer,
+                ):
+                    for part in read_named(selection.only(row_groups)):
+                        writer.write_table(as_table(reasoner.explain_firsts(part.groups, part.ids, _DEPTH)))
+                        advance(part.groups.n_documents)
+            commit.finish({"made_by": origin})
+        report({"stage": self.stage, "queries": selection.n_groups})

@@ -24,8 +24,7 @@ from ltrscale.data.dataset.split import Periods, Split, Texts
 from ltrscale.errors import InputError
 from ltrscale.origin import digest, made_by
 from ltrscale.progress import Report, log, progress
-from ltrscale.scoring.score_files import Done, Plan, ScorerConfig, score_here
-from ltrscale.scoring.score_on_ray import score_with_ray
+from ltrscale.scoring.score_files import Done, Plan, ScorerConfig, score_here, score_with_ray
 from ltrscale.stages.stage import Origin, Stage
 
 

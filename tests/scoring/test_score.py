@@ -33,7 +33,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
-from ltrscale.scoring import score_files, score_on_ray
+from ltrscale.scoring import score_files
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.inputs import dataset_hashes
 from ltrscale.stages.unseen import scored_by
@@ -449,7 +449,7 @@ def test_errors_of_actors_are_one_line(data: str, tmp_path: Path) -> None:
 def test_an_outage_of_an_actor_is_one_here(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score_on_ray, "_Actor", scoring_actors.WithoutStorage)
+    monkeypatch.setattr(score_files, "_Actor", scoring_actors.WithoutStorage)
     with pytest.raises(UnavailableError, match=r"^bucket: no answer$"):
         run(config(data, bundles["trees"], ray=True, periods="p1"), tmp_path / "out")
 
@@ -461,11 +461,11 @@ def test_an_actor_that_dies_is_replaced_a_few_times(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(data, bundles["trees"], ray=True, periods="p1", workers={"number": 1})
-    monkeypatch.setattr(score_on_ray, "_ACTOR_RETRIES", 1)
-    monkeypatch.setattr(score_on_ray, "_Actor", scoring_actors.KilledOnce)
+    monkeypatch.setattr(score_files, "_ACTOR_RETRIES", 1)
+    monkeypatch.setattr(score_files, "_Actor", scoring_actors.KilledOnce)
     assert run(settings, tmp_path / "out") == ["p1"]
     assert (tmp_path / "out-killed").exists()
-    monkeypatch.setattr(score_on_ray, "_Actor", scoring_actors.AlwaysKilled)
+    monkeypatch.setattr(score_files, "_Actor", scoring_actors.AlwaysKilled)
     with pytest.raises(InputError, match=r"trees: the process that scored a file with it ended several times"):
         run(settings, tmp_path / "never")
     assert not files_of(tmp_path / "never")
