@@ -32,11 +32,10 @@ from ltrscale.stages.stage import Origin, Settings, Stage
 
 if TYPE_CHECKING:
     from ltrscale import bundle as bundles
-    from ltrscale.serving import columns, measured, parity, raw
+    from ltrscale.serving import columns, parity, raw
 else:
-    bundles, measured = Late("ltrscale.bundle"), Late("ltrscale.serving.measured")
-    columns, parity = Late("ltrscale.serving.columns"), Late("ltrscale.serving.parity")
-    raw = Late("ltrscale.serving.raw")
+    bundles, columns = Late("ltrscale.bundle"), Late("ltrscale.serving.columns")
+    parity, raw = Late("ltrscale.serving.parity"), Late("ltrscale.serving.raw")
 
 AnyFormat = (
     LightGBMFormat | XGBoostFormat | OnnxFormat | ElasticsearchFormat | OpenSearchFormat | VespaFormat | TreeliteFormat
@@ -137,7 +136,7 @@ class ExportJob(Stage):
         """Export unless it is up to date; then measure if `measure` is set."""
         result = super().run()
         if self.measure:
-            times = measured.query_times(FORMATS[self.to], self.bundle, self.out, raw=self.raw, data=self._data)
+            times = parity.query_times(FORMATS[self.to], self.bundle, self.out, raw=self.raw, data=self._data)
             log.info("measure: %s: %s", self.out, times)
         return result
 

@@ -17,11 +17,15 @@ from numpy.typing import NDArray
 
 from ltrscale.errors import InputError
 from ltrscale.serving.format import Files, MatrixFormat, MatrixScorer, ModelColumn, Observed, labels_of
-from ltrscale.serving.merged import merged_lightgbm
 
 if TYPE_CHECKING:
     from ltrscale.bundle import Bundle, boosters
 
+_CODES = "\npandas_categorical:"
+_OF_SPLITS = 1
+"""The bit of LightGBM's `decision_type` of a split by a set of codes."""
+_WORD = 32
+"""Bits of a word of such a set."""
 _TEXT, _BINARY, _JSON, _CHECKPOINT, _TRITON = "model.txt", "model.ubj", "model.json", "checkpoint.tl", "config.pbtxt"
 
 
@@ -113,6 +117,65 @@ def _read_xgboost(content: bytes, labels: Sequence[str], kinds: Sequence[str]) -
     booster.feature_names = list(labels)
     booster.feature_types = ["c" if kind == "categorical" else "float" for kind in kinds]
     return booster, json.loads(booster.attr("codes"))
+
+
+def merged_lightgbm(texts: Sequence[str], categorical: Sequence[int]) -> str:
+    """The text of one model whose score is the mean of several: all their trees, with leaves divided by their number.
+
+    Each model numbers the codes of its `categorical` columns by lists of its own; the one model has the union of the
+    lists. A code that a model has not learnt goes where its missing value goes, which is out of every set of codes.
+    """
+    own = [_codes_of(text) for text in texts]
+    unions = [dict.fromkeys(code for codes in lists for code in codes) for lists in zip(*own, strict=True)]
+    numbers = [{code: number for number, code in enumerate(union)} for union in unions]
+    head = re.sub(r"^tree_sizes=.*\n", "", texts[0].partition("\nTree=0\n")[0], flags=re.MULTILINE)
+    trees: list[str] = []
+    for text, lists in zip(texts, own, strict=True):
+        renumbered = {
+            column: [number_of[code] for code in codes]
+            for column, codes, number_of in zip(categorical, lists, numbers, strict=True)
+        }
+        blocks = re.split(r"^Tree=\d+\n", text.partition("\nend of trees\n")[0], flags=re.MULTILINE)[1:]
+        trees += [_tree(block, renumbered, len(texts)) for block in blocks]
+    body = "".join(f"Tree={i}\n{tree}" for i, tree in enumerate(trees))
+    tail = texts[0].partition("\nend of trees\n")[2].partition(_CODES)[0]
+    return f"{head}\n\n{body}end of trees\n{tail}{_CODES}{json.dumps([list(union) for union in unions])}\n"
+
+
+def _codes_of(text: str) -> list[list[int]]:
+    found: list[list[int]] | None = json.loads(text.rpartition(_CODES)[2].partition("\n")[0])
+    return found or []
+
+
+def _tree(block: str, renumbered: Mapping[int, Sequence[int]], models: int) -> str:
+    """A tree's text with its share of the mean, and with the sets of codes of its splits in the common numbers."""
+    lines = [line.partition("=") for line in block.splitlines() if line]
+    values = {name: value.split(" ") for name, _, value in lines}
+    for name in ("leaf_value", "internal_value"):
+        if name in values:
+            values[name] = [repr(float(value) / models) if value else "" for value in values[name]]
+    if values["num_cat"] != ["0"]:
+        _renumber(values, renumbered)
+    return "".join(f"{name}={' '.join(value)}\n" for name, value in values.items()) + "\n\n"
+
+
+def _renumber(values: dict[str, list[str]], renumbered: Mapping[int, Sequence[int]]) -> None:
+    """Replace the sets of codes of a tree."""
+    bounds, words = (list(map(int, values[name])) for name in ("cat_boundaries", "cat_threshold"))
+    sets: list[list[int]] = [[] for _ in bounds[1:]]
+    splits = zip(values["split_feature"], values["threshold"], values["decision_type"], strict=True)
+    for column, threshold, decision in splits:
+        if int(decision) & _OF_SPLITS:
+            number = int(float(threshold))
+            bits = sum(word << (_WORD * i) for i, word in enumerate(words[bounds[number] : bounds[number + 1]]))
+            new = sum(1 << place for old, place in enumerate(renumbered[int(column)]) if bits >> old & 1)
+            count = max(1, -(-new.bit_length() // _WORD))
+            sets[number] = [new >> (_WORD * i) & ((1 << _WORD) - 1) for i in range(count)]
+    ends = [0]
+    for each in sets:
+        ends.append(ends[-1] + len(each))
+    values["cat_boundaries"] = list(map(str, ends))
+    values["cat_threshold"] = [str(word) for each in sets for word in each]
 
 
 def missing_goes_left(node: Mapping[str, Any]) -> bool:

@@ -18,7 +18,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.combine import combine_rankers
-from ltrscale.serving import onnx_graph, parity
+from ltrscale.serving import onnx, parity
 from ltrscale.serving.export import FORMATS, ExportJob
 from ltrscale.serving.format import Observed
 from ltrscale.serving.parity import check_parity
@@ -126,7 +126,7 @@ def translated(name: Any, values: torch.Tensor, *before: Any, **more: Any) -> np
             return name(*before, x, **more)
 
     program = torch.onnx.export(
-        Call(), (values,), custom_translation_table=onnx_graph._translations(), opset_version=18, verbose=False
+        Call(), (values,), custom_translation_table=onnx._translations(), opset_version=18, verbose=False
     )
     session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
     return session.run(None, {session.get_inputs()[0].name: values.numpy()})[0]
