@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -278,14 +279,19 @@ def query_times(to: Format, bundle_url: str, out: str, *, raw: str | None, data:
         if CODE in storage.listed_in(manifest):
             sampled = sample_raw(bundle, folder, raw_files_of(raw, data), _DISTINCT)
         reader = to.readers(folder)[0] if to.in_process else None
+        if sampled is None and reader is None:
+            raise InputError(f"measure: {to.kind} scores in a program of its own, and {out} has no raw rows to read")
+        rows = _matrix(bundle, folder, data) if sampled is None else sampled.rows
+        inputs = None if sampled is None else sampled.transformer.inputs
         with threadpool_limits(1):  # of the libraries that the reader has loaded
-            if sampled is not None:
-                return _from_rows(sampled, to, reader)
-            if reader is None:
-                raise InputError(
-                    f"measure: {to.kind} scores in a program of its own, and {out} has no raw rows to read"
-                )
-            return _from_features(_matrix(bundle, folder, data), reader)
+            features_Q, scores_Q = _query_seconds(rows, inputs, reader)
+    parts = []
+    if sampled is not None:
+        parts = [f"raw rows to the model's features {_shown(features_Q)}"]
+    if sampled is not None and reader is not None:
+        parts.insert(0, f"raw rows to scores {_shown(features_Q + scores_Q)}")
+    parts.append(f"features to scores {_shown(scores_Q)}" if reader else f"{to.kind} scores in a program of its own")
+    return f"one query of {_DOCUMENTS} documents on one core, {_QUERIES:,} times: {'; '.join(parts)}"
 
 
 @contextmanager
@@ -309,44 +315,22 @@ def _matrix(bundle: Bundle, folder: Path, data: str) -> NDArray[np.float32]:
     return features_in(folder).matrix(names, first_groups(selection, _DISTINCT).features_NF.numpy())
 
 
-def _lists(n: int) -> list[NDArray[np.int64]]:
-    """The places of the documents of each query, of `n` that come again and again."""
-    return [np.arange(i * _DOCUMENTS, (i + 1) * _DOCUMENTS) % n for i in range(_QUERIES + _WARM)]
-
-
-def _from_rows(sampled: RawSample, to: Format, reader: MatrixScorer | None) -> str:
-    rows, inputs = sampled.rows, sampled.transformer.inputs
-    lists = [[rows[i] for i in places] for places in _lists(len(rows))]
-    matrix_Q, scores_Q = np.array([_timed(row_list, inputs, reader) for row_list in lists][_WARM:]).T
-    parts = [f"raw rows to the model's features {_shown(matrix_Q)}"]
-    if reader is None:
-        parts.append(f"{to.kind} scores in a program of its own")
-    else:
-        parts = [f"raw rows to scores {_shown(matrix_Q + scores_Q)}", *parts, f"features to scores {_shown(scores_Q)}"]
-    return f"{_HEAD}{'; '.join(parts)}"
-
-
-def _from_features(matrix_NG: NDArray[np.float32], reader: MatrixScorer) -> str:
-    lists = [matrix_NG[places] for places in _lists(len(matrix_NG))]
-    seconds = [_timed(list_NG, None, reader)[1] for list_NG in lists][_WARM:]
-    return f"{_HEAD}features to scores {_shown(np.array(seconds))}"
-
-
-_HEAD = f"one query of {_DOCUMENTS} documents on one core, {_QUERIES:,} times: "
-
-
-def _timed(
+def _query_seconds(
     rows: Sequence[Any] | NDArray[np.float32],
     inputs: Callable[[Any], list[float]] | None,
     reader: MatrixScorer | None,
-) -> tuple[float, float]:
-    """Seconds to make the features of raw rows, if they are such, and to score them."""
-    start = time.perf_counter()
-    matrix_NG = np.asarray(rows if inputs is None else [inputs(row) for row in rows], np.float32)
-    middle = time.perf_counter()
-    if reader is not None:
-        reader(matrix_NG)
-    return middle - start, time.perf_counter() - middle
+) -> NDArray[np.float64]:
+    """Seconds [2, Q] to make the features of raw rows, if they are such, and to score them."""
+    seconds = []
+    for query in range(_WARM + _QUERIES):
+        of_query = [rows[(query * _DOCUMENTS + i) % len(rows)] for i in range(_DOCUMENTS)]
+        start = time.perf_counter()
+        matrix_NG = np.asarray(of_query if inputs is None else [inputs(row) for row in of_query], np.float32)
+        middle = time.perf_counter()
+        if reader is not None:
+            reader(matrix_NG)
+        seconds.append((middle - start, time.perf_counter() - middle))
+    return np.array(seconds[_WARM:]).T
 
 
 def _shown(seconds_Q: NDArray[np.float64]) -> str:
