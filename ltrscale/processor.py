@@ -1,10 +1,11 @@
-"""The cores that a process may use, and the processor time that a computation takes."""
+"""The cores and memory that a process may use, its threads, and the processor time that a computation takes."""
 
 import os
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -63,6 +64,30 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
+
+
+@contextmanager
+def alongside(
+    work: Callable[[threading.Event], object], *, until: tuple[type[Exception], ...] = (), waits: bool = True
+) -> Iterator[None]:
+    """Run a function in a thread while the block runs; the event that it receives is set at the end of the block.
+
+    The end of the block waits for it unless `waits` is false. An exception in `until` ends the function silently.
+    """
+    over = threading.Event()
+
+    def run() -> None:
+        with suppress(*until):
+            work(over)
+
+    thread = threading.Thread(target=run, name="alongside", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        if waits:
+            thread.join()
 
 
 class Timings(float):

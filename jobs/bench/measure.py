@@ -19,13 +19,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ltrscale import storage
-from ltrscale.alongside import alongside
 from ltrscale.arrays import Ints
 from ltrscale.batch import to_offsets
 from ltrscale.data.dataset.manifest import Feature, Manifest
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.dataset.writer import Compression, DatasetWriter, commit_dataset, to_lists
+from ltrscale.processor import alongside
 from ltrscale.progress import log
 from ltrscale.stages.stage import Stage
 

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from ltrscale.arrays import Bools, Ints
 from ltrscale.batch import QueryGroups, group_index
-from ltrscale.cache import newest
 from ltrscale.config import Strict
 from ltrscale.data.dataset.goals import LABELS
 from ltrscale.data.dataset.manifest import Feature
@@ -20,6 +19,7 @@ from ltrscale.data.dataset.origin import fills_of
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import spread
+from ltrscale.late import newest
 
 DOCUMENTS = 100_000
 """Documents sampled from training and from the rows to score, in whole row groups at equal distances."""

@@ -16,10 +16,9 @@ from ltrscale import storage
 from ltrscale.config import Config
 from ltrscale.errors import InputError, UnavailableError, without_credentials
 from ltrscale.runtime import checks, ray_internals
-from ltrscale.runtime.checks import CheckResult
+from ltrscale.runtime.checks import PORTS, CheckResult, open_dashboard, open_ports
 from ltrscale.runtime.dashboard import ADDRESS, check_answers
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.runtime.ports import PORTS, open_dashboard, open_ports
 from ltrscale.runtime.submission import SubmitConfig, job_log
 
 _HERE = "this machine"

@@ -28,8 +28,8 @@ from ray.exceptions import RayError, RayTaskError
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ltrscale import storage
-from ltrscale.alongside import alongside
 from ltrscale.errors import ExpectedEnd, InputError, Stopped
+from ltrscale.processor import alongside
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.hangs import Pulse

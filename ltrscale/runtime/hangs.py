@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ltrscale.alongside import alongside
 from ltrscale.data.dataset.row_groups import RowGroup
 from ltrscale.data.stream.readers import RowGroupReader
+from ltrscale.processor import alongside
 from ltrscale.runtime.workers import WorkerContext
 
 _EVERY_S = 1.0

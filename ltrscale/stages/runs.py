@@ -25,9 +25,9 @@ from typing import Any
 
 from ltrscale import config as configs
 from ltrscale import storage
-from ltrscale.alongside import alongside
 from ltrscale.config import Config
 from ltrscale.errors import ExpectedEnd, InputError, UnavailableError, without_credentials
+from ltrscale.processor import alongside
 from ltrscale.progress import Report, log
 from ltrscale.stages.metrics_file import MetricsFile, record_in
 from ltrscale.stages.trackers import Tracked

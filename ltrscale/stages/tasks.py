@@ -20,9 +20,9 @@ import torch
 from pydantic import BeforeValidator, Field
 
 from ltrscale import storage
-from ltrscale.alongside import alongside
 from ltrscale.config import Config
 from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.processor import alongside
 from ltrscale.progress import log
 from ltrscale.runtime.engine import plain_errors, ray_cluster
 from ltrscale.runtime.mailbox import open_mailbox

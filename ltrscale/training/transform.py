@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ltrscale import storage
-from ltrscale.cache import newest
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.parts import Part, Run, parts_of, run_here
 from ltrscale.errors import InputError
+from ltrscale.late import newest
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, expected_sharing, make_transform, sharing, wanted
 from ltrscale.models.fitting import FeatureStatistics, Wanted

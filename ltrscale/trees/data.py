@@ -26,12 +26,12 @@ from ltrscale.arrays import HIGHEST_LABEL, Doubles
 from ltrscale.batch import QueryGroups, group_index, length_chunks, to_offsets
 from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.views import View, raw
-from ltrscale.cache import newest
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream import plan
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.errors import InputError
+from ltrscale.late import newest
 from ltrscale.layout import Chunk
 from ltrscale.models.fitting import Sample, ValueCounts, sampled_documents
 from ltrscale.progress import progress

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from ltrscale.alongside import alongside
 from ltrscale.errors import InputError, Stopped, UnavailableError
+from ltrscale.processor import alongside
 from ltrscale.progress import log
 from ltrscale.tuning.history import Result, keep_unfinished, unfinished
 from ltrscale.tuning.space import STEP, VALUE, AshaConfig, Params, ReportValue

@@ -8,7 +8,7 @@ from changing_folders import a_writer, by_git
 
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
-from ltrscale.runtime.sent_copy import sent_copy
+from ltrscale.runtime.submission import sent_copy
 
 FILES = {
     ".gitignore": "/runs/\n__pycache__/\n",

@@ -19,7 +19,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.runtime import engine, ray_internals
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.runtime.under_ray import _cause, _gone
+from ltrscale.runtime.under_ray import _cause, _fits, _gone
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.signals import ending_on_signal, stop_on_signal
 from ltrscale.training.pretrain import PretrainConfig
@@ -180,3 +180,25 @@ def test_ctrl_c_stays_ignored_where_it_was() -> None:
         assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "fits"),
+    [
+        ({}, True),
+        ({"cpus": 5}, False),
+        ({"gpus": 2}, True),
+        ({"gpus": 3}, False),
+        ({"accelerator": "H100"}, True),
+        ({"accelerator": "A100"}, False),
+        ({"labels": {"pool": "train"}}, True),
+        ({"labels": {"pool": "!train"}}, False),
+        ({"labels": {"pool": "in(read, train)"}}, True),
+        ({"labels": {"zone": "a"}}, False),
+        ({"labels": {"zone": "!a"}}, True),
+    ],
+)
+def test_a_node_holds_a_worker_by_resources_accelerator_and_labels(settings: dict[str, object], fits: bool) -> None:
+    has = {"CPU": 4.0, "GPU": 2.0, "accelerator_type:H100": 1.0}
+    workers = WorkersConfig.model_validate({"number": 2, **settings})
+    assert _fits({"Resources": has, "Labels": {"pool": "train"}}, workers) == fits

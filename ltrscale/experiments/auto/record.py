@@ -14,12 +14,11 @@ from typing import Any, Literal, Self
 from pydantic import Field
 
 from ltrscale import bundle, storage
-from ltrscale.alongside import alongside
 from ltrscale.config import Strict
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.auto.first_models import TREES
 from ltrscale.experiments.records import read_record, record_bytes
-from ltrscale.processor import Busy
+from ltrscale.processor import Busy, alongside
 
 HALF = "trees_half"
 """Trees trained on half of the labels; their gap to `trees` shows what more labels would bring."""

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from ltrscale.runtime import ports
-from ltrscale.runtime.ports import listening, open_dashboard, open_ports
+from ltrscale.runtime import checks
+from ltrscale.runtime.checks import listening, open_dashboard, open_ports
 
 ANYWHERE = "0.0.0.0"
 
@@ -49,7 +49,7 @@ def test_a_dashboard_that_others_reach_must_ask_for_a_token(host: str, status: i
 
 
 def test_something_that_is_not_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_ANSWER_S", 0.3)
+    monkeypatch.setattr(checks, "_ANSWER_S", 0.3)
     with socket.create_server((ANYWHERE, 0)) as silent:
         port = silent.getsockname()[1]
         line = open_ports([port])
