@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ltrscale.errors import UnavailableError
-from ltrscale.scoring.score_files import _Actor
+from ltrscale.scoring.score import _Actor
 
 
 class KilledOnce(_Actor):

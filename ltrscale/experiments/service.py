@@ -25,7 +25,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.records import read_record, record_bytes
 from ltrscale.origin import digest
 from ltrscale.progress import log
-from ltrscale.serving.register import Registry, put_alias, register_bundle
+from ltrscale.serving.export import Registry, put_alias, register_bundle
 from ltrscale.stages.provenance import Provenance
 from ltrscale.storage import join
 

@@ -57,8 +57,7 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.origin import digest, result_of
 from ltrscale.progress import log
 from ltrscale.runtime.launch import cluster_for
-from ltrscale.serving.export import ExportJob, FormatName
-from ltrscale.serving.register import Registry, put_alias
+from ltrscale.serving.export import ExportJob, FormatName, Registry, put_alias
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
 

@@ -31,8 +31,7 @@ from ltrscale.ingest.prepare import RowsJob
 from ltrscale.ingest.rows import QUARANTINE
 from ltrscale.ingest.source import Needs
 from ltrscale.progress import Report, log, progress
-from ltrscale.scoring.score import ScoreJob
-from ltrscale.scoring.score_files import ScorerConfig
+from ltrscale.scoring.score import ScoreJob, ScorerConfig
 from ltrscale.scoring.skew import Skew, SkewKind, skew_of
 from ltrscale.stages.inputs import BundleUrls, DataUrl
 from ltrscale.stages.runs import check_replaceable, holding

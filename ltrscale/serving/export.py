@@ -1,6 +1,6 @@
 """Exports of a bundle: files for another program, published only after that program's reader gave the same scores.
 
-A bundle can also go, as it is, into MLflow's model registry (`register`).
+A bundle can also go, as it is, into MLflow's model registry: as a `python_function` model without a pickle.
 
 model.*          the model; the files depend on the format
 raw_rows.*       the transformer from raw rows to the model's features (`raw`)
@@ -10,13 +10,15 @@ parity.json      number of compared documents, and the largest difference of sco
 README.md        how to read these files, for people
 """
 
+import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from ltrscale import storage
-from ltrscale.config import Operational, by_kind
+from ltrscale.config import Config, Operational, by_kind, validate
 from ltrscale.data.dataset.split import Periods, Split
 from ltrscale.errors import InputError, without_credentials
 from ltrscale.late import Late
@@ -24,18 +26,21 @@ from ltrscale.progress import Report, log
 from ltrscale.serving.format import FEATURES_FILE, ExportedFeatures, Files, Format
 from ltrscale.serving.ltr_plugins import ElasticsearchFormat, OpenSearchFormat
 from ltrscale.serving.onnx import OnnxFormat
-from ltrscale.serving.register import Registry, register_bundle
 from ltrscale.serving.trees import LightGBMFormat, TreeliteFormat, XGBoostFormat
 from ltrscale.serving.vespa import VespaFormat
 from ltrscale.stages.inputs import BundleUrl, dataset_hashes
+from ltrscale.stages.mlflow_runs import EXPERIMENT, MLFLOW, client, mlflow_errors, patient, plain_key
 from ltrscale.stages.stage import Origin, Settings, Stage
+from ltrscale.stages.trackers import numbers
 
 if TYPE_CHECKING:
     from ltrscale import bundle as bundles
+    from ltrscale.ingest import mapping
     from ltrscale.serving import columns, parity, raw
 else:
     bundles, columns = Late("ltrscale.bundle"), Late("ltrscale.serving.columns")
     parity, raw = Late("ltrscale.serving.parity"), Late("ltrscale.serving.raw")
+    mapping = Late("ltrscale.ingest.mapping")
 
 AnyFormat = (
     LightGBMFormat | XGBoostFormat | OnnxFormat | ElasticsearchFormat | OpenSearchFormat | VespaFormat | TreeliteFormat
@@ -44,6 +49,10 @@ AnyFormat = (
 FORMATS: dict[str, Format] = {kind: format_class() for kind, format_class in by_kind(AnyFormat).items()}
 """All formats by their names."""
 _MLFLOW = "mlflow"
+_LOADER = "ltrscale.api.in_mlflow"
+"""The module that MLflow imports to open the model."""
+ALIAS = "in_service"
+"""The alias of the version that serves."""
 if TYPE_CHECKING:
     FormatName = str
     _Target = str
@@ -56,6 +65,23 @@ _OF_HISTORY = """
 Some features are counted from earlier events. `history.duckdb.sql` and `history.bigquery.sql` give the rows of a table
 `rows` with these features, which they compute from a table `events`; both have the columns of the log.
 """
+
+
+class Registry(Config):
+    """A model in a registry."""
+
+    name: str = Field(min_length=1)
+    """Name of the registered model."""
+    store: str | None = None
+    """Tracking store and registry, such as sqlite:///mlflow.db or http://host:5000; by default what the environment
+    variable LTRSCALE_MLFLOW names."""
+
+    @property
+    def uri(self) -> str:
+        """The store; raises `InputError` if none is named."""
+        if store := self.store or os.environ.get(MLFLOW):
+            return store
+        raise InputError(f"store: name MLflow's store, such as sqlite:///mlflow.db, or set {MLFLOW}")
 
 
 class ExportJob(Stage):
@@ -173,3 +199,71 @@ Before this was published, the scores of a reader that has these files only were
     if compared.raw is not None:
         message = "export: %s: raw_rows.py makes the features of %s rows of %s as prepare does; scores differ by %.2g"
         log.info(message, out, f"{compared.raw.documents:,}", compared.raw.file, compared.raw.largest_difference)
+
+
+def register_bundle(url: str, registry: Registry) -> str:
+    """Register a bundle as a new version of a model, with its metrics and settings; returns the version.
+
+    Raises:
+        InputError: the bundle is missing or cannot score, no store is named, MLflow is not installed, or it refuses.
+        UnavailableError: MLflow does not answer.
+    """
+    store = registry.uri
+    bundle, files, content_hash = bundles.load(url), bundles.bundle_files(url), bundles.content_hash(url)
+    bundle.scorer()  # raises if it cannot score
+    signature = _signature(bundle)
+    client(store)
+    import mlflow
+
+    mlflow.set_tracking_uri(store)
+    mlflow.set_registry_uri(store)
+    with storage.scratch.directory() as folder, ExitStack() as stack:
+        for name, content in files.items():
+            storage.write_bytes(str(folder / "bundle" / name), content)
+        stack.enter_context(mlflow_errors(f"{registry.name}: {url} cannot be registered"))
+        stack.enter_context(patient())
+        mlflow.set_experiment(os.environ.get(EXPERIMENT, "ltrscale"))
+        stack.enter_context(mlflow.start_run(run_name=registry.name))
+        mlflow.log_metrics({plain_key(name): value for name, value in numbers(bundle.metrics).items()})
+        mlflow.set_tags({"bundle": url, "content_hash": content_hash})
+        mlflow.log_dict(dict(bundle.config), "training.json")
+        logged = mlflow.pyfunc.log_model(
+            name="model",
+            loader_module=_LOADER,
+            data_path=str(folder / "bundle"),
+            pip_requirements=["ltrscale"],
+            signature=signature,
+            registered_model_name=registry.name,
+        )
+    version = str(logged.registered_model_version)
+    log.info("register: %s is version %s of %s in %s", url, version, registry.name, without_credentials(store))
+    return version
+
+
+def put_alias(registry: Registry, version: str) -> None:
+    """Point the alias `in_service` of a registered model to this version.
+
+    Raises:
+        InputError: no store is named, or the registry refuses.
+        UnavailableError: MLflow does not answer.
+    """
+    store = client(registry.uri)
+    with mlflow_errors(f"{registry.name}: its alias {ALIAS} cannot name version {version}"):
+        store.set_registered_model_alias(registry.name, ALIAS, version)
+
+
+def _signature(bundle: "bundles.Bundle") -> Any:
+    """The columns of the raw log that scoring reads, and the scores; None if no query column is known."""
+    # columns of any type: MLflow would refuse whole numbers where the log had fractions
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, Schema
+    from mlflow.types.schema import AnyType
+
+    found, _ = columns.uses_of(bundle)
+    if "query" not in found:
+        return None
+    scoring = columns.uses_in_scoring(found, bundle, bundle.url)
+    uses = validate(mapping.ColumnMapping, scoring, bundle.url)
+    names = [*(name for name, _ in uses.named()), *uses.features, *uses.categorical, *uses.dates, *uses.vector_columns]
+    inputs = [ColSpec(AnyType(), name) for name in dict.fromkeys(names) if name != columns.ROW]
+    return ModelSignature(Schema(inputs), Schema([ColSpec("double")]))

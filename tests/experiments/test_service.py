@@ -21,7 +21,7 @@ from ltrscale import bundle, storage
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError, UnavailableError
 from ltrscale.experiments.service import InService, Week, copied, forget, put_into_service, take_back
-from ltrscale.serving.register import Registry, put_alias
+from ltrscale.serving.export import Registry, put_alias
 from ltrscale.stages.runs import holding
 
 LOOKS = 4_000

@@ -27,7 +27,7 @@ from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.experiments.service import InService, Week
 from ltrscale.experiments.weekly import WeeklyJob
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.serving.register import ALIAS
+from ltrscale.serving.export import ALIAS
 from ltrscale.stages.mlflow_runs import client
 from ltrscale.trees.gbdt import GBDTJob
 

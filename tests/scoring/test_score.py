@@ -33,7 +33,7 @@ from ltrscale.errors import InputError, UnavailableError
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
-from ltrscale.scoring import score_files
+from ltrscale.scoring import score as scoring
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.stages.inputs import dataset_hashes
 from ltrscale.stages.unseen import scored_by
@@ -305,7 +305,7 @@ def test_stopped_anywhere_it_goes_on_with_the_rest(
         if point == "before a commit":
             patch.setattr(storage.Commit, "finish", before_finish)
         if point == "in a period":
-            patch.setattr(score_files, "write_file", _stopping(score_files.write_file, stop_after(3 * n)))
+            patch.setattr(scoring, "write_file", _stopping(scoring.write_file, stop_after(3 * n)))
         with pytest.raises(Killed):
             job(settings, tmp_path).work({}, report)
     done = [period for period in PERIODS if read_period(str(tmp_path), period)]
@@ -449,7 +449,7 @@ def test_errors_of_actors_are_one_line(data: str, tmp_path: Path) -> None:
 def test_an_outage_of_an_actor_is_one_here(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(score_files, "_Actor", scoring_actors.WithoutStorage)
+    monkeypatch.setattr(scoring, "_Actor", scoring_actors.WithoutStorage)
     with pytest.raises(UnavailableError, match=r"^bucket: no answer$"):
         run(config(data, bundles["trees"], ray=True, periods="p1"), tmp_path / "out")
 
@@ -461,11 +461,11 @@ def test_an_actor_that_dies_is_replaced_a_few_times(
     data: str, bundles: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = config(data, bundles["trees"], ray=True, periods="p1", workers={"number": 1})
-    monkeypatch.setattr(score_files, "_ACTOR_RETRIES", 1)
-    monkeypatch.setattr(score_files, "_Actor", scoring_actors.KilledOnce)
+    monkeypatch.setattr(scoring, "_ACTOR_RETRIES", 1)
+    monkeypatch.setattr(scoring, "_Actor", scoring_actors.KilledOnce)
     assert run(settings, tmp_path / "out") == ["p1"]
     assert (tmp_path / "out-killed").exists()
-    monkeypatch.setattr(score_files, "_Actor", scoring_actors.AlwaysKilled)
+    monkeypatch.setattr(scoring, "_Actor", scoring_actors.AlwaysKilled)
     with pytest.raises(InputError, match=r"trees: the process that scored a file with it ended several times"):
         run(settings, tmp_path / "never")
     assert not files_of(tmp_path / "never")

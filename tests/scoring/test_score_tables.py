@@ -24,8 +24,7 @@ from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
-from ltrscale.scoring.score import ScoreJob
-from ltrscale.scoring.score_files import FileScorer
+from ltrscale.scoring.score import FileScorer, ScoreJob
 
 FEATURES = (Feature(name="f_a"), Feature(name="f_b"))
 Row = tuple[str, str, str | None, float, int, int]

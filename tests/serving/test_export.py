@@ -31,10 +31,9 @@ from ltrscale.ingest.categories import encode
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.serving import parity as check
-from ltrscale.serving.export import FORMATS, ExportJob, FormatName
+from ltrscale.serving.export import FORMATS, ExportJob, FormatName, Registry
 from ltrscale.serving.format import ExportedFeatures, Files, Observed
 from ltrscale.serving.parity import Parity, check_parity
-from ltrscale.serving.register import Registry
 from ltrscale.stages.mlflow_runs import MLFLOW
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.trees.gbdt import GBDTJob

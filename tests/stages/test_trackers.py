@@ -12,8 +12,7 @@ from ltrscale.bundle import load
 from ltrscale.config import Config, validate
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.progress import Report
-from ltrscale.serving.export import ExportJob
-from ltrscale.serving.register import Registry, register_bundle
+from ltrscale.serving.export import ExportJob, Registry, register_bundle
 from ltrscale.stages import event_files, mlflow_runs, tracking
 from ltrscale.stages.stage import Origin, Stage
 from ltrscale.trees.gbdt import GBDTJob
