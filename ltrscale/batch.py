@@ -12,8 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ltrscale.layout import UNKNOWN, Chunks, layout, register, registered_offsets
-from ltrscale.lengths import Frame
+from ltrscale.layout import UNKNOWN, Chunks, Frame, layout, register, registered_offsets
 
 
 def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:

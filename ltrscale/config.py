@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 
 from ltrscale import storage
 from ltrscale.errors import InputError, nearest, suggestion, without_credentials
-from ltrscale.yaml_text import parse_yaml, read_yaml
+from ltrscale.texts import parse_yaml, read_yaml
 
 
 class Strict(BaseModel):

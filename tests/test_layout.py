@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from jobs.bench.pretend import counting, pretending
 from ltrscale import layout as layouts
 from ltrscale.batch import QueryGroups, group_index, joined, length_chunks, repeated, to_offsets
-from ltrscale.layout import layout
-from ltrscale.lengths import CHUNKS_ON_A_GPU, best_cuts
+from ltrscale.layout import CHUNKS_ON_A_GPU, best_cuts, layout
 
 lengths = st.lists(st.integers(0, 9), max_size=12)
 

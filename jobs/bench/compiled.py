@@ -25,7 +25,7 @@ from jobs.bench.pretend import counting, pretending
 from ltrscale import layout
 from ltrscale.batch import QueryGroups, length_chunks
 from ltrscale.devices import block_entries
-from ltrscale.lengths import best_cuts
+from ltrscale.layout import best_cuts
 from ltrscale.pretext import fused
 from ltrscale.pretext.augment import Draw
 from ltrscale.pretext.objective import Pretrainer

@@ -40,13 +40,13 @@ from ltrscale.bundle_manifest import FORMAT, VERSION, hash_of, read_bundle_manif
 from ltrscale.config import StrictT, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
-from ltrscale.markdown import as_code, escape
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, rankers_in
 from ltrscale.models.cross_encoder import CrossEncoderConfig
 from ltrscale.models.encoder import EncoderSettings
 from ltrscale.models.in_context import InContextNetwork
 from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.objective import Pretrainer
+from ltrscale.texts import as_code, escape
 
 BundleT = TypeVar("BundleT", bound=Bundle)
 _CLASSES: dict[BundleKind, tuple[type[Bundle], type[Held]]] = {

@@ -12,9 +12,9 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import first_groups
 from ltrscale.data.stream.parts import spread
-from ltrscale.markdown import one_line
 from ltrscale.progress import log
 from ltrscale.ranking.single_feature import SingleFeature, single_features
+from ltrscale.texts import one_line
 
 _DOCUMENTS = 100_000
 """Documents to examine, in lists with a relevant document; ten times as many labels are read to find them."""

@@ -23,7 +23,7 @@ from ltrscale.ingest.csv_lines import Dialect, broken_lines
 from ltrscale.ingest.lines import UTF8, line_blocks
 from ltrscale.ingest.tables import read_rows, read_schema, usual_delimiter
 from ltrscale.progress import log, progress
-from ltrscale.yaml_text import MOST_BYTES
+from ltrscale.texts import MOST_BYTES
 
 _BATCH = 1 << 16
 _VALUES = 1 << 27

@@ -8,11 +8,11 @@ from dataclasses import replace
 from functools import cache
 from typing import get_args
 
-from ltrscale.markdown import escape, one_line
 from ltrscale.progress import log
 from ltrscale.reports.charts import VEGA_LITE_VERSION, theme
 from ltrscale.reports.document import Block, Chart, Command, Document, LeftOut, Points, Table, Text
 from ltrscale.reports.drawing import draw, drawable
+from ltrscale.texts import escape, one_line
 
 REPORT = "report.md"
 

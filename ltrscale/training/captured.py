@@ -18,8 +18,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream, first_groups
 from ltrscale.devices import block_entries
-from ltrscale.layout import layout
-from ltrscale.lengths import Frame, frame_of
+from ltrscale.layout import Frame, frame_of, layout
 from ltrscale.models.batch_norm import moments, norm_columns, update_running_statistics
 from ltrscale.pretext.contrast import SIMILARITIES_PER_BLOCK
 from ltrscale.pretext.objective import Pretrainer

@@ -26,8 +26,7 @@ from ltrscale.data.stream.cursor import Position
 from ltrscale.data.stream.decoder import Decoder, group_ids
 from ltrscale.data.stream.readers import RowGroupReader
 from ltrscale.draws import splitmix64
-from ltrscale.layout import Request, layout
-from ltrscale.lengths import Frame
+from ltrscale.layout import Frame, Request, layout
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.reduce import sum_over_workers
 

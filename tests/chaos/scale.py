@@ -34,9 +34,9 @@ from ltrscale.config import Config
 from ltrscale.data.dataset.manifest import Manifest, open_dataset
 from ltrscale.data.dataset.scores import read_period
 from ltrscale.errors import InputError
-from ltrscale.markdown import escape
 from ltrscale.progress import log
 from ltrscale.storage import join, read_manifest
+from ltrscale.texts import escape
 from tests.chaos.processes import MARK, Process, choose, end, marked
 
 _REPOSITORY = Path(__file__).resolve().parents[2]

@@ -9,11 +9,11 @@ import pytest
 from chart_kinds import every_kind
 from nightly import nightly
 
-from ltrscale.markdown import escape
 from ltrscale.reports import charts, drawing
 from ltrscale.reports.document import Chart, Document, Section, Text
 from ltrscale.reports.drawing import draw, drawable
 from ltrscale.reports.render import REPORT, files
+from ltrscale.texts import escape
 
 CONTROLS = [chr(code) for code in (*range(0x20), *range(0x7F, 0xA0), 0x200B, 0x202E, 0x2028, 0xD800, 0xFEFF, 0xFFFE)]
 GOOD = charts.bars([{"name": "a", "value": 0.5, "series": "s"}], title="share")

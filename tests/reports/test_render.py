@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from ltrscale.bundle import BundleConfig
 from ltrscale.bundle.files import _card
 from ltrscale.data.dataset.manifest import Feature
-from ltrscale.markdown import as_code, escape
 from ltrscale.reports import charts
 from ltrscale.reports.document import Chart, Command, Document, LeftOut, Points, Section, Table, Text
 from ltrscale.reports.render import REPORT, files, html, markdown, table, terminal
+from ltrscale.texts import as_code, escape
 
 HOSTILE = ["a|b", "`a`", "a\n# b", "<script>x</script>", "<img src=x>", "[x](javascript:y)", "[x][y]", "[x]: y", "\\|",
            "![x](y)", "\x1b[31m", "a\r| b", "`a` `b`", "`a|b`", "``"]  # fmt: skip

@@ -18,7 +18,7 @@ from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.data.stream.batches import MicroBatches, StreamConfig
 from ltrscale.errors import InputError
-from ltrscale.lengths import Frame, frame_of
+from ltrscale.layout import Frame, frame_of
 from ltrscale.models.batch_norm import MicroBatchNorm, moments
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform

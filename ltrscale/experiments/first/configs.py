@@ -14,7 +14,7 @@ from ltrscale.evaluation.statistics.crossed import FEWEST_DRAWS
 from ltrscale.experiments.sizes import FINETUNED, PRETRAINED, SMALL, STUDIED, FirstSizes, LogSize, first_sizes
 from ltrscale.ingest.mapping import PeriodKind
 from ltrscale.progress import called
-from ltrscale.yaml_text import escaped, flow, plain_yaml
+from ltrscale.texts import escaped, flow, plain_yaml
 
 _LABELLED, _VALIDATION = (100, 300, 1000, 3000), 1500
 """Numbers of labelled lists of a first study, and the validation lists that it reads at most."""

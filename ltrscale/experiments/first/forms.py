@@ -23,7 +23,7 @@ from ltrscale.ingest.lines import line_blocks
 from ltrscale.ingest.profile import LogColumn, batches_of, columns_of, named_schema
 from ltrscale.ingest.structure import table_structure
 from ltrscale.ingest.tables import usual_delimiter
-from ltrscale.yaml_text import flow, plain_yaml
+from ltrscale.texts import flow, plain_yaml
 
 _ROW = re.compile(rb"\s*[-+.\deE]+\s+(qid:\S+\s+)?\d+:\S+")
 _FEATURE_INDEX = re.compile(rb"\s(\d+):")

@@ -26,7 +26,7 @@ from ltrscale.ingest.roles import structured
 from ltrscale.ingest.structure import read_structure
 from ltrscale.ingest.tables import file_form
 from ltrscale.progress import called, log
-from ltrscale.yaml_text import MOST_BYTES, escaped, yaml_text
+from ltrscale.texts import MOST_BYTES, escaped, yaml_text
 
 _LATER = ("study", "weekly")
 """Configs for other questions or for later."""

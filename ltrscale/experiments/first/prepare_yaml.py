@@ -16,7 +16,7 @@ from ltrscale.ingest.lines import UTF8
 from ltrscale.ingest.mapping import ColumnMapping
 from ltrscale.ingest.profile import LogColumn
 from ltrscale.ingest.roles import Choice
-from ltrscale.yaml_text import flow, plain_yaml
+from ltrscale.texts import flow, plain_yaml
 
 _DESCRIBED = 2000
 """Maximum columns of one use that are described; further ones are only named."""

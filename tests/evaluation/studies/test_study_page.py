@@ -21,10 +21,10 @@ from ltrscale.evaluation.studies.measured import Measured, TestedOn
 from ltrscale.evaluation.studies.study import Cost, Design, Model, Study, _Table, study_of
 from ltrscale.evaluation.studies.study_page import _deciding, costs, curves, document
 from ltrscale.evaluation.studies.traits import Family, MethodTraits
-from ltrscale.markdown import escape
 from ltrscale.reports.document import Table
 from ltrscale.reports.findings import Findings
 from ltrscale.reports.render import markdown
+from ltrscale.texts import escape
 
 NUMBERS = ("10", "100", "1000")
 OUTLIER_Q = (False, False, False, True, True, True)

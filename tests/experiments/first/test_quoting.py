@@ -23,7 +23,7 @@ from ltrscale.errors import InputError
 from ltrscale.experiments.first.init import InitJob
 from ltrscale.ingest.names import is_unnamed, label_points
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.yaml_text import escaped, flow, plain_yaml
+from ltrscale.texts import escaped, flow, plain_yaml
 
 JOIN = 'joins: [{path: "http://127.0.0.1:9/t.csv", key: item, columns: [a]}]'
 BREAKS = "\n\r\x85\u2028\u2029\x0b\x0c\x1c"

@@ -42,10 +42,10 @@ from ltrscale.experiments.report.recorded import _curves_of, feature_blocks
 from ltrscale.experiments.report.scored_groups import read_groups_scored
 from ltrscale.experiments.report.sources import Sources, records
 from ltrscale.ingest.prepare import PrepareJob
-from ltrscale.markdown import escape
 from ltrscale.reports.document import Chart, Document, LeftOut, Points, Table, Text, cell
 from ltrscale.reports.findings import write_report
 from ltrscale.stages.stage import Stage
+from ltrscale.texts import escape
 from ltrscale.training.finetune import FinetuneJob
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.trees.gbdt import GBDTJob

@@ -1,6 +1,7 @@
 """YAML of users: bounded in size and depth, without repeated keys, each alias with a value of its own.
 
-And YAML that is written for them: foreign texts are quoted, and none breaks its line, not even in a comment. YAML also
+And YAML and Markdown that are written for them. In Markdown a name, a URL or an error stays plain text, whatever
+characters it has. In YAML foreign texts are quoted, and none breaks its line, not even in a comment. YAML also
 breaks lines at a carriage return and at three Unicode characters, and refuses other control characters. All of them are
 written as escapes, which YAML reads back in quoted values.
 """
@@ -144,3 +145,31 @@ def plain_yaml(value: str) -> str:
         return flow(value)
     tag = _RESOLVER.resolve(yaml.ScalarNode, value, (True, False))  # type: ignore[no-untyped-call]
     return value if tag == _TEXT else flow(value)
+
+
+_MARKUP = re.compile(r"[\\`|]|<(?=[A-Za-z/!?])|](?=[(\[:])")
+
+
+def escape(text: str) -> str:
+    r"""The text in one line, escaped so that it makes no code, column, tag or link, without control characters.
+
+    Example:
+        >>> escape("[a](javascript:b) | <script> < 5 [0.1, 0.2]")
+        '[a\\](javascript:b) \\| &lt;script> < 5 [0.1, 0.2]'
+    """
+    return _MARKUP.sub(lambda match: "&lt;" if match[0] == "<" else f"\\{match[0]}", one_line(text))
+
+
+def as_code(text: str) -> str:
+    """The text in one line as code.
+
+    Example:
+        >>> as_code("s3://bucket/a`b")
+        "`s3://bucket/a'b`"
+    """
+    return f"`{one_line(text).replace('`', chr(39))}`"
+
+
+def one_line(text: str) -> str:
+    """The text without control characters."""
+    return "".join(c if c.isprintable() else " " for c in text)
