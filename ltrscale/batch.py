@@ -18,9 +18,7 @@ from ltrscale.layout import UNKNOWN, Chunks, Frame, layout, register, registered
 def group_index(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
     """The group of each document, shape [N].
 
-    Args:
-        offsets_Q1: offsets of the groups.
-        documents: N, if known; a single group then needs no values of the offsets, which an exported graph lacks.
+    With `documents`, N, a single group needs no values of the offsets, which an exported graph lacks.
 
     Example:
         >>> group_index(torch.tensor([0, 2, 2, 5])).tolist()
@@ -39,12 +37,9 @@ def real_documents(offsets_Q1: Tensor) -> Tensor | None:
 
 
 def joined(offsets_Q1: Tensor, documents: int | None = None) -> Tensor:
-    """Offsets of runs of neighbouring groups.
+    """Offsets of runs of neighbouring groups; without `documents` all groups are one run.
 
-    Args:
-        offsets_Q1: offsets of the groups.
-        documents: about the size of a run: the documents are cut into equal shares of at most so many, each of which
-            ends with the group at its border. None joins all groups.
+    The documents are cut into equal shares of at most `documents`, each of which ends with the group at its border.
 
     Example:
         >>> joined(torch.tensor([0, 2, 5, 7, 9])).tolist(), joined(torch.tensor([0, 2, 5, 7, 9]), 5).tolist()
@@ -110,9 +105,7 @@ def sum_by_group(values_N: Tensor, offsets_Q1: Tensor) -> Tensor:
 def standardise_by_group(values_N: Tensor, offsets_Q1: Tensor) -> Tensor:
     """Values minus their group's mean, divided by their group's deviation, shape [N]; 0 in a group of equal values.
 
-    Args:
-        values_N: float64, so that a real difference stands out from rounding errors.
-        offsets_Q1: offsets of the groups.
+    The values are of float64, so that a real difference stands out from rounding errors.
 
     Example:
         >>> values_N = torch.tensor([1.0, 3.0, 5.0, 5.0], dtype=torch.float64)
@@ -132,11 +125,7 @@ def standardise_groups(x_NF: Tensor, offsets_Q1: Tensor) -> Tensor:
     The deviation is that of the group as a population (divided by its length). A feature that is constant in a group,
     as all are in a group of one document, becomes 0. Constant means that float32 can barely distinguish the values (a
     deviation of at most a millionth of the mean). A missing value (NaN) stays missing and does not count. The result
-    of a group does not depend on other groups.
-
-    Args:
-        x_NF: values [N, F], not infinite.
-        offsets_Q1: offsets of the groups.
+    of a group does not depend on other groups. No value is infinite.
 
     Example:
         >>> x_NF = torch.tensor([[1.0, 7.0], [3.0, 7.0], [50.0, 7.0]])
@@ -180,13 +169,10 @@ def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) ->
 
     Padding every group to the longest list of the batch costs ten slots per document at the list lengths of web search;
     here a group is padded to the longest list of its chunk, which is hardly longer. On a GPU, where each chunk launches
-    kernels, there are few chunks, chosen for the least padding.
+    kernels, there are few chunks, chosen for the least padding. Empty groups appear in no chunk.
 
-    Args:
-        offsets_Q1: offsets of the groups; empty groups appear in no chunk.
-        budget: entries that a chunk may have on a CPU: M * L * L (`quadratic`, for pairwise work) or M * L; on other
-            devices `block_entries` bounds them. A group beyond the budget becomes its own chunk.
-        quadratic: how entries are counted.
+    `budget` is the number of entries that a chunk may have on a CPU: M * L * L if `quadratic`, for pairwise work, else
+    M * L; on other devices `block_entries` bounds them. A group beyond the budget becomes its own chunk.
 
     Example:
         >>> offsets = torch.tensor([0, 1, 4, 4, 6])
@@ -201,9 +187,7 @@ def length_chunks(offsets_Q1: Tensor, *, budget: int, quadratic: bool = True) ->
 class Tokens:
     """The token lists of R rows (queries or documents), end to end and without padding.
 
-    Args:
-        ids_T: int32 numbers of the tokens in their vocabulary.
-        offsets_R1: int64; row r has the tokens `ids_T[offsets_R1[r]:offsets_R1[r + 1]]`, which may be empty.
+    Row r has the tokens `ids_T[offsets_R1[r]:offsets_R1[r + 1]]`, numbers (int32) in their vocabulary; it may be empty.
 
     Example:
         >>> titles = Tokens(torch.tensor([7, 8, 9], dtype=torch.int32), torch.tensor([0, 2, 2, 3]))

@@ -82,9 +82,7 @@ _SETTING = re.compile(rf"([\w.-]*{_SECRET_NAME}[\"']?\s*[=:]\s*[\"']?)[^\s&\"',}
 def without_credentials(text: str, *, settings: bool = False) -> str:
     """A text for files, logs and messages, with the user, password, signatures and keys of URLs removed.
 
-    Args:
-        text: any text.
-        settings: also remove the values of `password=...`, `token: ...` and the like outside URLs.
+    With `settings` also the values of `password=...`, `token: ...` and the like outside URLs.
 
     Example:
         >>> without_credentials("https://me:pass@host/log?id=7&X-Amz-Signature=ab12: forbidden")

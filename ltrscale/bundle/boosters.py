@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -52,9 +52,6 @@ def renumber(features_NF: NDArray[np.float32], vocabularies: _Vocabularies) -> N
 class _Library(ABC):
     """A tree library and its file format; `booster` is its model object."""
 
-    ending: ClassVar[str]
-    """Extension of the model files."""
-
     @abstractmethod
     def read(self, model: bytes, n_columns: int, threads: int) -> Any:
         """The booster for columns [N, G]; any `Exception` if the model is damaged or made for other columns."""
@@ -77,8 +74,6 @@ class _Library(ABC):
 
 
 class _LightGBM(_Library):
-    ending = "txt"
-
     def read(self, model: bytes, n_columns: int, threads: int) -> Any:  # noqa: ARG002
         import lightgbm  # imported late: scoring with a network does not need it
 
@@ -99,8 +94,6 @@ class _LightGBM(_Library):
 
 
 class _XGBoost(_Library):
-    ending = "json"
-
     def read(self, model: bytes, n_columns: int, threads: int) -> Any:
         import xgboost
 
@@ -133,8 +126,6 @@ class _XGBoost(_Library):
 
 
 class _CatBoost(_Library):
-    ending = "cbm"
-
     def read(self, model: bytes, n_columns: int, threads: int) -> Any:  # noqa: ARG002
         booster = import_catboost().CatBoost()
         booster.load_model(blob=model)
@@ -156,11 +147,8 @@ class _CatBoost(_Library):
 
 Library = Literal["lightgbm", "xgboost", "catboost"]
 _LIBRARIES: dict[Library, _Library] = {"lightgbm": _LightGBM(), "xgboost": _XGBoost(), "catboost": _CatBoost()}
-
-
-def ending_of(library: Library) -> str:
-    """The ending of the files that hold a model in the library's own format."""
-    return _LIBRARIES[library].ending
+ENDINGS: dict[Library, str] = {"lightgbm": "txt", "xgboost": "json", "catboost": "cbm"}
+"""Of the files that hold a model in the library's own format."""
 
 
 def scorer(

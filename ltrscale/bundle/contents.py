@@ -47,7 +47,7 @@ class TreesArchitecture(Config):
 
     def files(self) -> tuple[str, ...]:
         """Names of the model files."""
-        return tuple(f"{name}.{boosters.ending_of(self.library)}" for name in self.models)
+        return tuple(f"{name}.{boosters.ENDINGS[self.library]}" for name in self.models)
 
 
 class FeatureOrder(Config):

@@ -222,12 +222,8 @@ class Joiners:
     """The joiners of a run, kept by the launching process.
 
     All are requested as soon as Ray Train's own workers run, and stay pending until the cluster has capacity; an
-    autoscaler sees them as demand.
-
-    Args:
-        task: their work.
-        options: Ray options of their actors.
-        most: maximum number of workers, Ray Train's and joiners.
+    autoscaler sees them as demand. With Ray Train's own there are at most `most` workers; `options` are Ray's for the
+    joiners' actors.
     """
 
     def __init__(self, task: Assignment, options: dict[str, Any], most: int) -> None:

@@ -77,12 +77,7 @@ class _Worker:
 
 
 class HangWatch:
-    """Finds hanging workers from their counts.
-
-    Args:
-        limit_s: seconds without a step or a table until a worker counts as hanging; at least ten minutes for the first
-            step.
-    """
+    """Finds workers without a step or a table for `limit_s` seconds, at least ten minutes for the first step."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s

@@ -94,8 +94,7 @@ class WorkerContext:
 class Resized(Exception):  # noqa: N818 - no error
     """Leaves the work of every worker between two steps; it is called again in the same process, in a resized world.
 
-    Args:
-        state: what the work needs to continue; the launcher passes rank 0's state back as `WorkerContext.carried`.
+    The launcher passes rank 0's `state`, with which the work continues, back as `WorkerContext.carried`.
     """
 
     def __init__(self, state: object = None) -> None:

@@ -62,10 +62,6 @@ class BinCodes(NamedTuple):
             vocabulary.merge(other.vocabularies[column])
         self.sample.merge(other.sample)
 
-    def sample_rows(self, vocabularies: Mapping[int, NDArray[np.float32]]) -> NDArray[np.float32]:
-        """The sampled documents as trees see them, shape [M, F]; frees them here."""
-        return renumber(self.sample.take_MF(), vocabularies)
-
     def known(self) -> dict[int, NDArray[np.float32]]:
         """The codes of each categorical column, ascending; trees see a code's index in this list."""
         codes_by_column = {column: vocabulary.codes() for column, vocabulary in self.vocabularies.items()}
@@ -258,10 +254,7 @@ def check_positions(groups: Labelled) -> None:
 def read_judged(selection: Selection, view: View, highest: int) -> Labelled:
     """The validation groups with a relevant document; `only_relevant` has already narrowed the selection to them.
 
-    Args:
-        selection: the groups.
-        view: the columns that trees see.
-        highest: the highest label for judging trees; see `TreesConfig.highest_judged`.
+    The highest label is that of `TreesConfig.highest_judged`.
 
     Raises:
         InputError: as `read_labelled`; no group has a relevant document, or a label is not a grade.
@@ -319,14 +312,6 @@ def deal(selection: Selection, *, rank: int, world: int) -> Selection:
     documents = np.maximum(1, selection.served_documents_R)
     dealt = plan.canonical_streams(documents, seed=0, epoch=0, key=selection.hash, streams=world, shuffle=False)
     return selection.only(selection.row_groups.take(dealt[rank]))
-
-
-def check_complete(selection: Selection, share: Labelled) -> None:
-    """Check that the shares of all workers together make up the selection."""
-    counts = torch.tensor([len(share.ids_Q)])
-    if dist.is_initialized():
-        dist.all_reduce(counts)
-    assert int(counts[0]) == selection.n_groups, f"{counts[0]} groups were read, {selection.n_groups} are selected"
 
 
 def merged_codes(codes: BinCodes) -> BinCodes:

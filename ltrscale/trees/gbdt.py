@@ -36,7 +36,6 @@ from ltrscale.trees.data import (
     BinCodes,
     Labelled,
     all_workers,
-    check_complete,
     check_labels,
     check_positions,
     deal,
@@ -130,7 +129,6 @@ class GBDTJob(LabelledStage):
         rank, world = rank_and_world()
         view = views.raw(selection.features, per_query=config.per_query)
         train, codes = read_labelled(deal(selection, rank=rank, world=world), "train", view)
-        check_complete(selection, train)
         validation = None if judged is None else read_judged(only_relevant(judged), view, config.highest_judged)
         models: dict[str, bytes] = {}
         if self.start is not None:

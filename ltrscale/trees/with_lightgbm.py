@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ltrscale.arrays import Doubles, softmax_by_group
+from ltrscale.bundle.boosters import renumber
 from ltrscale.progress import log
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.trees.data import BinCodes, Labelled, meeting_points
@@ -42,7 +43,7 @@ def boost(
         parameters = {**parameters, "metric": "none"}
     vocabularies = codes.known()
     # one sample fixes the borders for both splits, the same on all workers
-    borders = _borders(codes.sample_rows(vocabularies), list(vocabularies), parameters)
+    borders = _borders(renumber(codes.sample.take_MF(), vocabularies), list(vocabularies), parameters)
     train_set = _dataset(train, targets_N, vocabularies, borders)
     validation_set = validation and _dataset(validation, validation.labels_N, vocabularies, borders)
     del borders  # it holds memory for the bins of the sample
