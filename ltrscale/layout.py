@@ -70,15 +70,12 @@ class Chunks:
     def __iter__(self) -> Iterator[Chunk]:
         """The chunks that have a list."""
         if len(self.rows_S):
-            yield from map(Chunk, self.split_groups(self.groups_G), self.split(self.rows_S), self.split(self.mask_S))
+            groups = torch.split(self.groups_G, [m for m, _ in self.shapes])
+            yield from map(Chunk, groups, self.split(self.rows_S), self.split(self.mask_S))
 
     def split(self, values_S: Tensor) -> list[Tensor]:
         """Values of all slots, [S, ...], as one view [M, L, ...] for each chunk."""
         return split_slots(values_S, self.shapes)
-
-    def split_groups(self, values_G: Tensor) -> list[Tensor]:
-        """Values of `groups_G`, [G, ...], as one view [M, ...] for each chunk."""
-        return list(torch.split(values_G, [m for m, _ in self.shapes]))
 
     def pad(self, values_N: Tensor, fill: float | None = 0.0) -> Tensor:
         """Values of documents, [N, ...], in their slots, [S, ...], with `fill` in padding.
@@ -113,7 +110,9 @@ class _Pad(torch.autograd.Function):
     def forward(ctx: Any, values_N: Tensor, chunks: Chunks, fill: float | None) -> Tensor:
         ctx.chunks = chunks
         values_S = values_N.index_select(0, chunks.rows_S)
-        return values_S if fill is None else values_S.masked_fill_(_padding(chunks, values_N), fill)
+        if fill is None:
+            return values_S
+        return values_S.masked_fill_(~chunks.mask_S.view(-1, *[1] * (values_N.ndim - 1)), fill)
 
     @staticmethod
     def backward(ctx: Any, grad_S: Tensor) -> tuple[Tensor, None, None]:
@@ -132,10 +131,6 @@ class _Ragged(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor, None]:
         return _Pad.apply(grad_N, ctx.chunks, 0.0), None  # type: ignore[no-untyped-call]
-
-
-def _padding(chunks: Chunks, like: Tensor) -> Tensor:
-    return ~chunks.mask_S.view(-1, *[1] * (like.ndim - 1))
 
 
 UNKNOWN = -1

@@ -209,7 +209,8 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
         return str(last.submission_id)
     if job is None:
         raise InputError(f"{config.id}: no such submission at {address}; give the job after --")
-    chosen = job.name if last is None else f"{job.name}~{1 + max(_attempt_number(each, job.name) for each in attempts)}"
+    numbers = [int(each.submission_id.removeprefix(job.name).lstrip("~") or 1) for each in attempts]
+    chosen = f"{job.name}~{1 + max(numbers)}" if numbers else job.name
     variables = {**config.environment, _STOP_WAIT: str(_STOP_S)}
     reserved = config.entrypoint
     try:
@@ -232,10 +233,6 @@ def _started(client: Any, attempts: Sequence[Any], job: Submission | None, confi
     return chosen
 
 
-def _attempt_number(attempt: Any, name: str) -> int:
-    return int(attempt.submission_id.removeprefix(name).lstrip("~") or 1)
-
-
 @contextmanager
 def _sent(folder: str | None, job: Submission) -> Iterator[dict[str, str]]:
     """Ray's `working_dir` setting for a job: a copy with the job and its configs, without credentials."""
@@ -256,8 +253,8 @@ def _sent(folder: str | None, job: Submission) -> Iterator[dict[str, str]]:
         yield {"working_dir": str(taken.folder)}
 
 
-_PACKAGES = ("jobs", "ltrscale")
-"""Directories where new files are sent before git tracks them."""
+_PACKAGES, _MANIFESTS = ("jobs", "ltrscale"), (storage.MANIFEST, storage.HIDDEN_MANIFEST)
+"""Directories where new files are sent before git tracks them; manifests of outputs, which are not sent."""
 
 
 @dataclass(frozen=True)
@@ -286,7 +283,8 @@ def sent_copy(folder: Path, configs: Collection[str]) -> Iterator[SentCopy]:
     else:
         rule = "all but what .gitignore and .rayignore name"
         names = {*ray_internals.working_directory(folder)}
-    outputs = [name.rpartition("/")[0] for name in sorted(names) if _is_manifest(name)]
+    manifests = [name for name in sorted(names) if PurePosixPath(name).name in _MANIFESTS and "/" in name]
+    outputs = [name.rpartition("/")[0] for name in manifests]
     for output in outputs:
         log.warning("not sent: %s, as it is the output of a job; give it a place that every node sees", folder / output)
     with storage.scratch.directory() as copy:
@@ -302,11 +300,6 @@ def _git(folder: Path, *options: str) -> list[str]:
     except (OSError, subprocess.CalledProcessError):
         return []
     return [name for name in done.stdout.decode(errors="surrogateescape").split("\0") if name]
-
-
-def _is_manifest(name: str) -> bool:
-    path = PurePosixPath(name)
-    return path.name in (storage.MANIFEST, storage.HIDDEN_MANIFEST) and len(path.parts) > 1
 
 
 def _copy(folder: Path, copy: Path, names: Collection[str]) -> None:

@@ -132,19 +132,17 @@ class PredictJob(ScorerConfig):
     def _compare(self, periods: Sequence[str], opened: Sequence[Bundle]) -> None:
         """Log how the rows of some periods differ from training, or refuse them."""
         by_period = {period: skew_of(self.data, period, opened) for period in periods}
+        kinds = () if isinstance(self.refuse, bool) else self.refuse
         refused = [
             line
             for period, findings in by_period.items()
-            for line in _skew_lines(period, [each for each in findings if self._refuses(each)])
+            for line in _skew_lines(period, [each for each in findings if self.refuse is True or each.kind in kinds])
         ]
         if refused:
             raise Refused(*refused, "nothing is ranked; mend the rows, or set refuse=false to rank them as they are")
         for period, findings in by_period.items():
             for line in _skew_lines(period, findings):
                 log.warning("predict: %s", line)
-
-    def _refuses(self, finding: Skew) -> bool:
-        return self.refuse if isinstance(self.refuse, bool) else finding.kind in self.refuse
 
     def _check_columns(self, reading: PrepareConfig) -> None:
         """Refuse the rows if their first file lacks columns; the error names them all."""
