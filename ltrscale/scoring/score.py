@@ -95,9 +95,7 @@ class ScorerConfig(Config):
 class Plan:
     """The work to do: the periods of a data set with scores out of date, and their files in order."""
 
-    scorer: ScorerConfig
-    layout: Layout
-    meta: Texts
+    job: "ScoreJob"
     out: str
     """Absolute URL of the directory of the scores."""
     bundle_hashes: Mapping[str, str]
@@ -165,9 +163,7 @@ class ScoreJob(ScorerConfig, Stage):
         are_current = storage.at_once(lambda p: self._is_current(by_period[p], bundle_hash, sizes), part.files.periods)
         pending = [period for period, current in zip(part.files.periods, are_current, strict=True) if not current]
         return Plan(
-            scorer=self,
-            layout=self.layout,
-            meta=self.meta,
+            job=self,
             out=storage.absolute(self.out),
             bundle_hashes=hashes,
             bundle_hash=bundle_hash,
@@ -209,7 +205,7 @@ class ScoreJob(ScorerConfig, Stage):
         start, plan, total = time.monotonic(), self.plan(), total_of([])
         with (
             progress("score", plan.all_files.counts().documents) as advance,
-            _Committing(self, plan) as periods,
+            _Committing(plan) as periods,
             closing(score_with_ray(plan, advance) if self.ray else score_here(plan, advance)) as scored,
         ):
             for result in scored:
@@ -228,8 +224,7 @@ class ScoreJob(ScorerConfig, Stage):
 class _Committing:
     """A context manager that commits a period with its last file of scores; at exit it deletes uncommitted files."""
 
-    def __init__(self, job: ScoreJob, plan: Plan) -> None:
-        self._job = job
+    def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._open: dict[str, tuple[storage.Commit, dict[str, Done]]] = {}
 
@@ -266,16 +261,16 @@ class _Committing:
                 f"period {period} of {plan.dataset.url}: {of_groups}, the manifest lists {expected.groups} and "
                 f"{expected.documents}; prepare the data set again"
             )
-        inputs = {self._job.data: plan.dataset.manifest.hashes[period], **plan.bundle_hashes}
+        inputs = {plan.job.data: plan.dataset.manifest.hashes[period], **plan.bundle_hashes}
         manifest = PeriodScores(
             period=period,
             files=tuple(results[path].file for path in files.paths),
             groups=counts.groups,
             documents=counts.documents,
             bundle_hash=plan.bundle_hash,
-            made_by=made_by("score", self._job, inputs),
-            layout=plan.layout,
-            meta=plan.meta,
+            made_by=made_by("score", plan.job, inputs),
+            layout=plan.job.layout,
+            meta=plan.job.meta,
         )
         with commit:
             commit.finish(manifest.model_dump(mode="json"))
@@ -292,7 +287,7 @@ class FileScorer:
     def __init__(self, plan: Plan, *, device: str, threads: int) -> None:
         self._plan = plan
         self._row_groups = plan.selection.row_groups.by_file()
-        self._bundles = {url: self._loaded(url) for url in plan.scorer.bundles}
+        self._bundles = {url: self._loaded(url) for url in plan.job.bundles}
         self._selection = bundles.with_tokens_of(plan.selection, self._bundles.values())
         on = choose_device(device)
         round_to_tf32(False)  # scores equal those of the CPU to float32 precision
@@ -310,7 +305,7 @@ class FileScorer:
         url = storage.listed_file(self._plan.dataset.url, file.path)
         with storage.Commit(period_url(self._plan.out, file.period), helping=True) as commit:
             with commit.file(file_name(file)) as path, closing(self._names(url)) as names:
-                scored, layout = self._scored(url, advance), self._plan.layout
+                scored, layout = self._scored(url, advance), self._plan.job.layout
                 try:
                     counts = write_file(path, file.row_groups, scored, names, layout=layout)
                 except WrongIdsError as error:
@@ -321,7 +316,7 @@ class FileScorer:
 
     def _names(self, url: str) -> Generator[pa.Table]:
         """The columns of a file to copy to its scores, by row group."""
-        meta = [f"meta_{name.removeprefix('meta_')}" for name in self._plan.meta]
+        meta = [f"meta_{name.removeprefix('meta_')}" for name in self._plan.job.meta]
         for table in read_direct(self._row_groups[url], ["gid", "query_id", "doc_ids", *meta]):
             if missing := next((name for name in meta if name not in table.column_names), None):
                 raise InputError(f"{url}: no column {missing!r} (meta); list it under columns.meta of prepare")
@@ -330,9 +325,9 @@ class FileScorer:
     def _scored(self, url: str, advance: Advance) -> Iterator[ScoredGroups]:
         """The scores of a file's groups, in its order."""
         selection = self._selection.only(self._row_groups[url])
-        for groups in iterate(selection, docs_per_batch=self._plan.scorer.docs_per_batch):
+        for groups in iterate(selection, docs_per_batch=self._plan.job.docs_per_batch):
             assert groups.ids_Q is not None
-            scores = [self._scorers[url](groups).double() for url in self._plan.scorer.bundles]
+            scores = [self._scorers[url](groups).double() for url in self._plan.job.bundles]
             scores_N = torch.stack(scores).mean(0).numpy()
             scored = ScoredGroups(groups.ids_Q.numpy(), groups.offsets_Q1.numpy(), scores_N)
             bad_N = ~(np.abs(scores_N) <= _LARGEST)  # NaN too
@@ -340,7 +335,7 @@ class FileScorer:
                 document = int(bad_N.argmax())
                 gid = scored.gids_Q[np.searchsorted(scored.offsets_Q1, document, side="right") - 1]
                 raise InputError(
-                    f"{self._plan.scorer.name}: the score of a document of query group {gid} of {url} is "
+                    f"{self._plan.job.name}: the score of a document of query group {gid} of {url} is "
                     f"{scores_N[document]}, no finite float32; look at that group's features, or train the bundle again"
                 )
             yield scored
@@ -349,7 +344,7 @@ class FileScorer:
 
 def score_here(plan: Plan, advance: Advance) -> Generator[Done]:
     """Score the files of a plan one by one in this process."""
-    scorer = FileScorer(plan, device=plan.scorer.device, threads=0)
+    scorer = FileScorer(plan, device=plan.job.device, threads=0)
     for file in plan.all_files:
         yield scorer.score(file, advance)
 
@@ -362,7 +357,7 @@ def score_with_ray(plan: Plan, advance: Advance) -> Generator[Done]:
     import ray  # imported late: many processes never use Ray
 
     logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # the errors that it logs are raised too
-    workers, whose = plan.scorer.workers, f"{plan.scorer.name}: the process that scored a file with it"
+    workers, whose = plan.job.workers, f"{plan.job.name}: the process that scored a file with it"
     with (
         ray_cluster(math.ceil(workers.number * workers.cpus) + 1),  # one more for Ray Data's own tasks
         plain_errors(whose, "lower docs_per_batch, or give each of the workers more cpus"),
@@ -382,7 +377,7 @@ def _ray_dataset(plan: Plan) -> Any:
     import ray.data
     from ray.util.annotations import RayDeprecationWarning
 
-    workers, n = plan.scorer.workers, len(plan.all_files)
+    workers, n = plan.job.workers, len(plan.all_files)
     shared = ray.put(plan)  # once for all actors of a node
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RayDeprecationWarning)  # for the only way to set max_task_retries
@@ -413,7 +408,7 @@ class _Actor:
 
     @cached_property
     def _scorer(self) -> FileScorer:
-        scorer = self._plan.scorer
+        scorer = self._plan.job
         return FileScorer(self._plan, device=scorer.device, threads=math.ceil(scorer.workers.cpus))
 
     def __call__(self, batch: Mapping[str, Any]) -> Mapping[str, Any]:

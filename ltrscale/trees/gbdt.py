@@ -3,26 +3,41 @@
 They can also be students of a teacher: BUYL23, section 7, grows a GBDT of 2,000 trees on the scores of a RankFormer.
 The training split names the scores, all its groups count as labelled, and validation keeps its true labels.
 
-Shapes: N documents, Q groups.
+An ensemble is the mean of models that differ only in their seed: all of them, or those that validation chooses.
+
+Shapes: N documents, Q groups, C candidates.
 """
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
-from pydantic import model_validator
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
 
 from ltrscale import storage
 from ltrscale.arrays import Doubles, offsets
-from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views, with_tokens_of
+from ltrscale.bundle import (
+    Bundle,
+    BundleFacts,
+    MetricValue,
+    TreesArchitecture,
+    TreesBundle,
+    facts,
+    load,
+    save_trees,
+    views,
+    with_tokens_of,
+)
 from ltrscale.config import Config, Operational
 from ltrscale.data.dataset.disjoint import joined_splits
 from ltrscale.data.dataset.relevant import check_teaches, only_relevant
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, Splits
 from ltrscale.data.stream.batches import StreamConfig
-from ltrscale.data.stream.scored import score_selection
+from ltrscale.data.stream.scored import DocumentScores, score_selection
 from ltrscale.data.stream.weighing import check_weights
 from ltrscale.errors import InputError
 from ltrscale.origin import settings_of
@@ -44,8 +59,28 @@ from ltrscale.trees.data import (
     read_labelled,
     together,
 )
-from ltrscale.trees.ensemble import EnsembleConfig, check_draws, choose_members
 from ltrscale.trees.library import QuantisedConfig, StandardisedConfig, TargetsConfig, watching
+
+
+class EnsembleConfig(Config):
+    """How many models to train, and how many of them to average."""
+
+    candidates: int = Field(10, ge=2, le=1000)
+    """Models to choose from: the same settings with seeds s, s + 1, ..."""
+    most: int = Field(5, ge=1, le=100)
+    """Maximum number of models in the mean; each costs time when documents are scored."""
+
+
+def check_draws(config: GBDTConfig, *, where: str = "ensemble") -> None:
+    """Check that the seed makes a difference, because otherwise all candidates are equal.
+
+    Raises:
+        ValueError: it makes no difference.
+    """
+    if not config.is_random:
+        raise ValueError(
+            f"{where}: these trees draw nothing at random, all candidates are equal; lower {config.sampling}"
+        )
 
 
 class GBDTJob(LabelledStage):
@@ -115,12 +150,32 @@ class GBDTJob(LabelledStage):
         launch(work, workers=self.workers, report=report, elastic=False)
 
     def _choose(self, ensemble: EnsembleConfig, origin: Origin) -> None:
-        """Train the candidates, and average the best."""
-        urls = []
+        """Train the candidates, and commit those whose mean score has the best validation NDCG.
+
+        The choice is greedy (Caruana et al. 2004): it starts with the best model; each round adds the model that raises
+        the value of the mean most, or lowers it least; the best mean of all rounds counts, the smallest of equal ones,
+        so a harmful model is never forced in. Unlike in the paper, each model is taken at most once: the paper's models
+        are of many kinds, but these differ only by chance, and weights would fit the noise of the validation groups.
+        """
+        bundles = []
         for seed in range(self.gbdt.seed, self.gbdt.seed + ensemble.candidates):
-            urls.append(storage.join(self.out, "candidates", f"seed-{seed}"))
-            self.replace(out=urls[-1], gbdt=self.gbdt.replace(seed=seed), ensemble=None).run()
-        choose_members(self.gbdt, ensemble, urls, self.splits.validation, self.out, made_by=origin)
+            url = storage.join(self.out, "candidates", f"seed-{seed}")
+            self.replace(out=url, gbdt=self.gbdt.replace(seed=seed), ensemble=None).run()
+            bundles.append(load(url, TreesBundle))
+        judged, cut = _Judged.from_bundles(bundles, self.splits.validation), self.gbdt.stop_on
+        members, value, best_alone = _forward_selection(
+            judged.scores_CN, lambda scores_N: judged.groups.mean_ndcg(scores_N, cut), most=ensemble.most
+        )
+        name = f"validation_ndcg@{cut}"
+        _save_mean(
+            [bundles[c] for c in members],
+            self.out,
+            config={**self.gbdt.model_dump(mode="json"), "ensemble": ensemble.model_dump(mode="json")},
+            metrics={name: value, f"{name}_best_single": best_alone, "validation_groups": judged.n_groups},
+            made_by=origin,
+        )
+        text = f"{name} {value:.4f}, the best alone {best_alone:.4f}"
+        log.info("mean of %d of %d models, %s", len(members), len(bundles), text)
 
     def _grow(self, selection: Selection, judged: Selection | None, origin: Origin, context: WorkerContext) -> None:
         """Train as one of the workers; rank 0 writes the bundle."""
@@ -142,10 +197,95 @@ class GBDTJob(LabelledStage):
             return
         trees = TreesArchitecture(library=config.kind, models=tuple(models), per_query=config.per_query)
         counts = {"labelled_groups": selection.n_groups}
-        if judged is not None:
-            counts["validation_groups"] = judged.n_groups
+        counts |= {} if judged is None else {"validation_groups": judged.n_groups}
         save_trees(self.out, models, trees, facts(selection, self.gbdt, metrics={**metrics, **counts}, made_by=origin))
         log.info("committed %s", self.out)
+
+
+class AverageJob(LabelledStage):
+    """Average the scores of runs of the same trees; nothing is chosen."""
+
+    stage: ClassVar = "average"
+    bundles: tuple[BundleUrl, ...] = Field(min_length=1, max_length=1000)
+    """Bundles of one model each, which differ in their seed."""
+
+    def work(self, origin: Origin, report: Report) -> None:  # noqa: ARG002
+        """Judge the mean on the labelled groups of validation, and commit it.
+
+        Raises:
+            InputError: a bundle or the data cannot be read.
+        """
+        bundles = [load(url, TreesBundle) for url in self.bundles]
+        if len({opened.content for opened in bundles}) < (n := len(bundles)):
+            log.warning("%s: some of the %d runs are equal trees; their settings draw nothing at random", self.out, n)
+        judged, stop_on = _Judged.from_bundles(bundles, self.splits.validation), int(bundles[0].config["stop_on"])
+        name, value = f"validation_ndcg@{stop_on}", judged.groups.mean_ndcg(judged.scores_CN.mean(axis=0), stop_on)
+        metrics: dict[str, MetricValue] = {name: value, "validation_groups": judged.n_groups}
+        _save_mean(bundles, self.out, config={**bundles[0].config, "runs": n}, metrics=metrics, made_by=origin)
+        log.info("mean of %d models, %s %.4f", n, name, value)
+
+
+class _Judged(NamedTuple):
+    """The scores of some models for the validation groups with a relevant document."""
+
+    groups: Labelled
+    n_groups: int
+    """Labelled groups, including those without a relevant document."""
+    scores_CN: Doubles
+
+    @classmethod
+    def from_bundles(cls, bundles: Sequence[TreesBundle], validation: Split) -> Self:
+        labelled = select(validation, labelled=True)
+        selection = only_relevant(labelled)
+        groups, _ = read_labelled(selection, "validation")
+        scores = [scores_of(opened, selection, opened.url).scores_N.numpy() for opened in bundles]
+        return cls(groups, labelled.n_groups, np.stack(scores))
+
+
+def _save_mean(
+    bundles: Sequence[TreesBundle],
+    out: str,
+    *,
+    config: Mapping[str, Any],
+    metrics: Mapping[str, MetricValue],
+    made_by: Mapping[str, Any],
+) -> None:
+    """Commit the mean of bundles with one model each, which saw the same columns of the same data."""
+    first, models = bundles[0], {f"model-{i}": opened.content for i, opened in enumerate(bundles)}
+    about = BundleFacts(
+        config=config,
+        features=first.features,
+        dataset_hash=first.dataset_hash,
+        read_as=first.read_as,
+        present=first.present,
+        reference=first.reference,
+        metrics={
+            **metrics,
+            "models": len(models),
+            "trees": sum(int(opened.metrics["trees"] or 0) for opened in bundles),
+            "labelled_groups": first.metrics["labelled_groups"],
+        },
+        made_by=made_by,
+    )
+    save_trees(out, models, first.forest.replace(models=tuple(models)), about)
+
+
+def _forward_selection(
+    scores_CN: NDArray[np.float64], value_of: Callable[[Doubles], float], *, most: int
+) -> tuple[list[int], float, float]:
+    """Models whose mean score has the highest value, in order; that value; and the value of the best model alone."""
+    chosen: list[int] = []
+    values: list[float] = []
+    sum_N = np.zeros(scores_CN.shape[1])
+    while len(chosen) < min(most, len(scores_CN)):
+        candidates = [c for c in range(len(scores_CN)) if c not in chosen]
+        values_with = [value_of((sum_N + scores_CN[c]) / (len(chosen) + 1)) for c in candidates]
+        best = int(np.argmax(values_with))
+        chosen.append(candidates[best])
+        values.append(values_with[best])
+        sum_N = sum_N + scores_CN[candidates[best]]
+    n = int(np.argmax(values)) + 1
+    return chosen[:n], values[n - 1], values[0]
 
 
 def check_alone(config: GBDTConfig) -> None:
@@ -161,11 +301,7 @@ def check_alone(config: GBDTConfig) -> None:
 
 
 def learnt(split: Split, config: GBDTConfig) -> Selection:
-    """The labelled groups of a split that trees of these settings learn from.
-
-    Raises:
-        InputError: as `select`.
-    """
+    """The labelled groups of a split that trees of these settings learn from."""
     labelled = select(split, labelled=True)
     return only_relevant(labelled) if config.relevant_only else labelled
 
@@ -195,9 +331,12 @@ def _started(config: GBDTConfig, url: str) -> Bundle:
 
 def _with_start(groups: Labelled, start: Bundle) -> Labelled:
     """The same groups, with the scores of a bundle to which trees are added."""
-    scorer = start.scorer(features=groups.selection.features)
-    selection = with_tokens_of(groups.selection, [start])
-    return replace(groups, start_N=score_selection(selection, scorer, start.url).scores_N.numpy())
+    return replace(groups, start_N=scores_of(start, groups.selection, start.url).scores_N.numpy())
+
+
+def scores_of(opened: Bundle, selection: Selection, name: str) -> DocumentScores:
+    """A bundle's scores of a selection, which may have more features than the bundle."""
+    return score_selection(with_tokens_of(selection, [opened]), opened.scorer(features=selection.features), name)
 
 
 def _shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:

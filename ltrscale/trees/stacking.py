@@ -9,14 +9,14 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views, with_tokens_of
+from ltrscale.bundle import Bundle, TreesArchitecture, facts, load, save_trees, views
 from ltrscale.config import Config, validate
 from ltrscale.data.dataset.labelled import Fold, fold_of
 from ltrscale.data.dataset.manifest import Feature, matching
 from ltrscale.data.dataset.relevant import only_relevant
 from ltrscale.data.dataset.selection import Selection, select
 from ltrscale.data.dataset.split import Split, Splits, Texts
-from ltrscale.data.stream.scored import DocumentScores, score_selection
+from ltrscale.data.stream.scored import DocumentScores
 from ltrscale.errors import InputError
 from ltrscale.origin import settings_of
 from ltrscale.progress import Report, log
@@ -27,7 +27,7 @@ from ltrscale.stages.stage import LabelledStage, Origin, Settings
 from ltrscale.stages.unseen import check_member
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.data import read_judged, read_labelled
-from ltrscale.trees.gbdt import check_alone, grow, learnt, with_features_of
+from ltrscale.trees.gbdt import check_alone, grow, learnt, scores_of, with_features_of
 
 _ALL = ("all",)
 
@@ -122,7 +122,7 @@ class StackedJob(LabelledStage):
         held_out = {name: _out_of_fold(name, member, selection, folds) for name, member in members.items()}
         train, codes = read_labelled(selection, "train", views.scored(view, held_out, standardise=config.standardise))
         relevant = only_relevant(judged)
-        scores = {name: _score(relevant, load(member.bundle), name) for name, member in members.items()}
+        scores = {name: scores_of(load(member.bundle), relevant, name) for name, member in members.items()}
         validation = read_judged(
             relevant, views.scored(view, scores, standardise=config.standardise), config.gbdt.highest_judged
         )
@@ -166,18 +166,13 @@ def _folds_of(config: StackConfig, train: Split) -> list[Selection]:
 def _out_of_fold(name: str, member: StackMember, train: Selection, folds: Sequence[Selection]) -> DocumentScores:
     """Scores of all labelled training groups, each by a bundle that has not seen the group's labels."""
     if not member.folds:
-        return _score(train, load(member.bundle), name)
+        return scores_of(load(member.bundle), train, name)
     parts = []
     for number, (url, held_out) in enumerate(zip(member.folds, folds, strict=True)):
         opened = load(url)
         _check_has_not_seen(opened, held_out)
-        parts.append(_score(held_out, opened, f"{name}, fold {number}"))
+        parts.append(scores_of(opened, held_out, f"{name}, fold {number}"))
     return DocumentScores.joined(parts)
-
-
-def _score(selection: Selection, member: Bundle, name: str) -> DocumentScores:
-    """A member's scores of a selection, which may have more features than the member."""
-    return score_selection(with_tokens_of(selection, [member]), member.scorer(features=selection.features), name)
 
 
 def _check_has_not_seen(opened: Bundle, held_out: Selection) -> None:

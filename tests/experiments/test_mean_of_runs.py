@@ -20,7 +20,7 @@ from ltrscale.experiments.methods.neural import NeuralMethod
 from ltrscale.experiments.methods.trees import GBDTMethod
 from ltrscale.ranking.choices import metric_named
 from ltrscale.runtime.workers import ONE
-from ltrscale.trees.ensemble import AverageJob
+from ltrscale.trees.gbdt import AverageJob
 from ltrscale.tuning.history import History, trials_by_value
 
 WEEKS = {"train": "2026-W01..2026-W02", "validation": "2026-W03", "test": "2026-W04"}

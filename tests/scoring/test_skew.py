@@ -31,8 +31,7 @@ from ltrscale.scoring.skew import Skew, find_skew
 from ltrscale.training.combine import CombineJob
 from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneJob
-from ltrscale.trees.ensemble import AverageJob
-from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.gbdt import AverageJob, GBDTJob
 from ltrscale.trees.semi import SemiJob
 from ltrscale.trees.stacking import StackedJob
 

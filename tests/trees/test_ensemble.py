@@ -16,8 +16,7 @@ from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.split import Splits
 from ltrscale.errors import InputError
 from ltrscale.trees import gbdt
-from ltrscale.trees.ensemble import _forward_selection
-from ltrscale.trees.gbdt import GBDTJob
+from ltrscale.trees.gbdt import GBDTJob, _forward_selection
 
 COMMON = {"num_trees": 10, "num_threads": 1, "seed": 3}
 DRAWING = {

@@ -14,8 +14,7 @@ from ltrscale.experiments.methods.students import Student
 from ltrscale.training.feature import FeatureJob
 from ltrscale.training.settings import Preset
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
-from ltrscale.trees.ensemble import AverageJob, EnsembleConfig, check_draws
-from ltrscale.trees.gbdt import GBDTJob, LearningTrees
+from ltrscale.trees.gbdt import AverageJob, EnsembleConfig, GBDTJob, LearningTrees, check_draws
 from ltrscale.trees.semi import SemiConfig, SemiJob
 from ltrscale.tuning.searched import GBDTSearch
 
