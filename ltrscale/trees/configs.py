@@ -146,20 +146,18 @@ class LightGBMConfig(_PairTrees):
         """Whether trees see a share of features or documents, or random targets."""
         return self.feature_fraction < 1 or self.bagging_fraction < 1 or self.objective == "rank_xendcg"
 
-    def boost(
-        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
-    ) -> bytes:
+    def boost(self, train: Labelled, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch) -> bytes:
         """Grow trees with LightGBM; returns the model's text."""
         from ltrscale.trees import with_lightgbm
 
         for groups in (train, validation):
             if groups is not None:
                 _check_lengths(groups, _LONGEST_OF_LIGHTGBM, "LightGBM", "choose another kind")
-        highest = int(max(targets_N.max(), validation.labels_N.max() if validation else 0, 0))
+        highest = int(max(train.labels_N.max(), validation.labels_N.max() if validation else 0, 0))
         parameters = self.parameters(self.gains(highest), train.view.features)
         temperature = self.temperature if self.is_custom else None
         return with_lightgbm.boost(
-            parameters, train, targets_N, validation, codes, watch, unbiased=self.unbiased, temperature=temperature
+            parameters, train, validation, codes, watch, unbiased=self.unbiased, temperature=temperature
         )
 
     def numbering(self, values: Doubles) -> Self | None:
@@ -269,15 +267,13 @@ class XGBoostConfig(_PairTrees):
         """Whether trees see a share of features or documents."""
         return self.colsample_bytree < 1 or self.subsample < 1
 
-    def boost(
-        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
-    ) -> bytes:
+    def boost(self, train: Labelled, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch) -> bytes:
         """Grow trees with XGBoost; returns the model's JSON."""
         from ltrscale.trees import with_xgboost
 
         parameters = self.parameters(train.view.features, self.check_device())
         as_data = {"by_group": self.uses_gains, "by_position": self.unbiased, "external_memory": self.external_memory}
-        return with_xgboost.boost(parameters, train, targets_N, validation, codes, watch, **as_data)
+        return with_xgboost.boost(parameters, train, validation, codes, watch, **as_data)
 
     def check_device(self) -> torch.device:
         """The device of this process on which trees are grown."""
@@ -354,9 +350,7 @@ class CatBoostConfig(TreesConfig):
             )
         import_catboost()
 
-    def boost(
-        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch
-    ) -> bytes:
+    def boost(self, train: Labelled, validation: Labelled | None, codes: BinCodes, watch: StoppingWatch) -> bytes:
         """Grow trees with CatBoost; returns the model file."""
         from ltrscale.trees import with_catboost
 
@@ -365,7 +359,7 @@ class CatBoostConfig(TreesConfig):
             _check_lengths(train, _LONGEST_ON_GPU, "YetiRank on a GPU", _ON_CPU)
         parameters, calls_back = self.parameters(device), device.type == "cpu"
         return with_catboost.boost(
-            parameters, train, targets_N, validation, codes, watch, stop_on=self.stop_on, calls_back=calls_back
+            parameters, train, validation, codes, watch, stop_on=self.stop_on, calls_back=calls_back
         )
 
     def check_device(self) -> torch.device:

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ltrscale.arrays import HIGHEST_LABEL, Doubles
+from ltrscale.arrays import HIGHEST_LABEL
 from ltrscale.batch import QueryGroups, group_index, length_chunks, to_offsets
 from ltrscale.bundle.boosters import renumber
 from ltrscale.bundle.views import View, raw
@@ -214,13 +214,13 @@ def _document_numbers(groups: QueryGroups) -> NDArray[np.int64]:
     return (near_N + (place_N // _NUMBERED << 48)).numpy()  # longer groups, which are few, count far above all others
 
 
-def check_labels(groups: Labelled, targets_N: Doubles, highest: int | None) -> None:
-    """Check that every target is an integer from 0 to `highest`, and so has a gain; None allows any number.
+def check_labels(groups: Labelled, highest: int | None) -> None:
+    """Check that every label is an integer from 0 to `highest`, and so has a gain; None allows any number.
 
     Raises:
-        InputError: a target has no gain; the message names the group, the label and the remedy.
+        InputError: a label has no gain; the message names the group, the label and the remedy.
     """
-    if highest is not None and (misfit := _first_misfit(groups, targets_N, highest)):
+    if highest is not None and (misfit := _first_misfit(groups, highest)):
         raise InputError(
             f"{misfit}, and gains are for integers from 0 to {highest}; map the labels to grades in prepare, give "
             "gbdt.label_gain a gain for each label, or set gbdt.targets.kind=quantised"
@@ -260,7 +260,7 @@ def read_judged(selection: Selection, view: View, highest: int) -> Labelled:
         InputError: as `read_labelled`; no group has a relevant document, or a label is not a grade.
     """
     validation, _ = read_labelled(selection, "validation", view, keep=False)  # it lives until the last tree
-    if misfit := _first_misfit(validation, validation.labels_N, highest, whole=not selection.reads_sum):
+    if misfit := _first_misfit(validation, highest, whole=not selection.reads_sum):
         raise InputError(
             f"{misfit}, and NDCG is of integers from 0 to {highest} (gbdt.label_gain: linear goes on to "
             f"{HIGHEST_LABEL}); leave scores out of the validation split, or map its labels to grades in prepare"
@@ -273,8 +273,9 @@ def read_judged(selection: Selection, view: View, highest: int) -> Labelled:
     return validation
 
 
-def _first_misfit(groups: Labelled, labels_N: Doubles, highest: int, *, whole: bool = True) -> str | None:
+def _first_misfit(groups: Labelled, highest: int, *, whole: bool = True) -> str | None:
     """Describes the first document whose label is not from 0 to the highest, or not `whole`; None if there is none."""
+    labels_N = groups.labels_N
     odd_N = (labels_N != labels_N.round()) & whole
     rows = np.flatnonzero(odd_N | (labels_N < 0) | (labels_N > highest))
     if not len(rows):

@@ -351,15 +351,16 @@ def _shared_targets(config: TargetsConfig | None, share: Labelled) -> Doubles:
 
 def _numbered(
     config: GBDTConfig, train: Labelled, validation: Labelled | None
-) -> tuple[GBDTConfig, Doubles, Labelled | None]:
+) -> tuple[GBDTConfig, Labelled, Labelled | None]:
     """The numbers of the different labels of a sum of goals, which need not be whole, where each can have its gain."""
     values = np.unique(np.concatenate([np.zeros(1), *all_workers(np.unique(train.labels_N))]))
     if validation is not None:
         values = np.union1d(values, validation.labels_N)
     if (numbering := config.numbering(values)) is None:
-        return config, train.labels_N, validation
+        return config, train, validation
+    train = replace(train, labels_N=np.searchsorted(values, train.labels_N).astype(float))
     judged = validation and replace(validation, labels_N=np.searchsorted(values, validation.labels_N).astype(float))
-    return numbering, np.searchsorted(values, train.labels_N).astype(float), judged
+    return numbering, train, judged
 
 
 def grow(
@@ -373,16 +374,16 @@ def grow(
         InputError: a label has no gain; `monotone` or `unbiased` does not fit the data.
         Stopped: this process was asked to stop.
     """
-    targets_N, judged = _shared_targets(config.targets, train), validation
+    train, judged = replace(train, labels_N=_shared_targets(config.targets, train)), validation
     if config.targets is None and train.selection.reads_sum:
-        config, targets_N, judged = _numbered(config, train, validation)
-    check_labels(train, targets_N, config.highest_label())
+        config, train, judged = _numbered(config, train, validation)
+    check_labels(train, config.highest_label())
     if judged is not None:
-        check_labels(judged, judged.labels_N, config.highest_label())
+        check_labels(judged, config.highest_label())
     if config.learns_biases:
         check_positions(train)
     with watching(config, validation, config.kind, context) as watch:
-        model = config.boost(train, targets_N, judged, merged_codes(codes), watch)
+        model = config.boost(train, judged, merged_codes(codes), watch)
     metrics = watch.metrics()
     reached = f", {watch.name} {metrics[watch.name]:.4f}" if watch.name in metrics else ""
     log.info("boosted %d trees with %s%s", watch.kept, config.kind, reached)

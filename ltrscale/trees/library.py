@@ -138,12 +138,10 @@ class TreesConfig(Config, ABC):
         return False
 
     @abstractmethod
-    def boost(
-        self, train: Labelled, targets_N: Doubles, validation: Labelled | None, codes: BinCodes, watch: "StoppingWatch"
-    ) -> bytes:
+    def boost(self, train: Labelled, validation: Labelled | None, codes: BinCodes, watch: "StoppingWatch") -> bytes:
         """Add trees until the watch stops it; returns the trees to keep in the library's own format.
 
-        `train` is this worker's share, `validation` and `codes` are of all workers.
+        `train` is this worker's share, with targets as its labels; `validation` and `codes` are of all workers.
 
         Raises:
             InputError: there is nothing to learn, or the library is not installed.

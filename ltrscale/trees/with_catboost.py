@@ -26,7 +26,6 @@ _REFUSALS = ("All features are either constant or ignored", "All train targets a
 def boost(
     parameters: Mapping[str, Any],
     train: Labelled,
-    targets_N: Doubles,
     validation: Labelled | None,
     codes: BinCodes,
     watch: StoppingWatch,
@@ -47,8 +46,8 @@ def boost(
     """
     catboost = import_catboost()
     vocabularies = codes.known()
-    train_pool = _pool(catboost, train, targets_N, vocabularies)
-    validation_pool = validation and _pool(catboost, validation, validation.labels_N, vocabularies)
+    train_pool = _pool(catboost, train, vocabularies)
+    validation_pool = validation and _pool(catboost, validation, vocabularies)
     look_at_scores = _Look(len(validation.labels_N)) if validation and calls_back else None
     notify = _Notify(look_at_scores, watch, f"NDCG:top={stop_on};type=Exp")
     metrics = (
@@ -75,8 +74,8 @@ def boost(
     return _content(model, [codes_of_one.astype(int).tolist() for codes_of_one in vocabularies.values()])
 
 
-def _pool(catboost: Any, groups: Labelled, labels_N: Doubles, vocabularies: Mapping[int, NDArray[np.float32]]) -> Any:
-    features_NF = np.empty((len(labels_N), len(groups.view.features)), np.float32)
+def _pool(catboost: Any, groups: Labelled, vocabularies: Mapping[int, NDArray[np.float32]]) -> Any:
+    features_NF = np.empty((len(groups.labels_N), len(groups.view.features)), np.float32)
     first = 0
     for rows_NF in groups.rows(vocabularies):
         features_NF[first : first + len(rows_NF)] = rows_NF
@@ -88,7 +87,7 @@ def _pool(catboost: Any, groups: Labelled, labels_N: Doubles, vocabularies: Mapp
         weights["group_weight"] = means_Q[group_N]
     return catboost.Pool(
         catboost_table(features_NF, vocabularies),
-        label=labels_N,
+        label=groups.labels_N,
         group_id=group_N,
         cat_features=list(vocabularies),
         **weights,

@@ -26,7 +26,6 @@ _AT_ONCE = 16
 def boost(
     parameters: dict[str, Any],
     train: Labelled,
-    targets_N: Doubles,
     validation: Labelled | None,
     codes: BinCodes,
     watch: StoppingWatch,
@@ -38,19 +37,19 @@ def boost(
 
     `temperature` is that of the softmax objective, which LightGBM lacks; None for our own objective.
     """
-    if (targets_N < 0).any() or (targets_N != targets_N.round()).any():
+    if (train.labels_N < 0).any() or (train.labels_N != train.labels_N.round()).any():
         # LightGBM's NDCG checks that labels are grades, on the training groups too
         parameters = {**parameters, "metric": "none"}
     vocabularies = codes.known()
     # one sample fixes the borders for both splits, the same on all workers
     borders = _borders(renumber(codes.sample.take_MF(), vocabularies), list(vocabularies), parameters)
-    train_set = _dataset(train, targets_N, vocabularies, borders)
-    validation_set = validation and _dataset(validation, validation.labels_N, vocabularies, borders)
+    train_set = _dataset(train, vocabularies, borders)
+    validation_set = validation and _dataset(validation, vocabularies, borders)
     del borders  # it holds memory for the bins of the sample
     if unbiased:
         assert train.positions_N is not None
         train_set.set_position(train.positions_N.astype(np.int32))
-    objective = None if temperature is None else _softmax_objective(targets_N, train.offsets_Q1, temperature)
+    objective = None if temperature is None else _softmax_objective(train.labels_N, train.offsets_Q1, temperature)
     booster = lgb.Booster({**parameters, **_network()}, train_set)
     if validation_set is not None:
         booster.add_valid(validation_set, "validation")
@@ -121,14 +120,12 @@ def _borders(rows_MF: NDArray[np.float32], categorical: Sequence[int], parameter
     return borders._init_from_sample(values, places, len(rows_MF), len(rows_MF))
 
 
-def _dataset(
-    groups: Labelled, labels_N: Doubles, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset
-) -> lgb.Dataset:
+def _dataset(groups: Labelled, vocabularies: Mapping[int, NDArray[np.float32]], borders: lgb.Dataset) -> lgb.Dataset:
     """A split in bins with these borders; columns have no names, because LightGBM refuses some."""
-    dataset = _Dataset(None, params=borders.params)._init_from_ref_dataset(len(labels_N), borders._handle)
+    dataset = _Dataset(None, params=borders.params)._init_from_ref_dataset(len(groups.labels_N), borders._handle)
     for rows_NF in groups.rows(vocabularies):
         dataset._push_rows(rows_NF)
-    dataset.set_label(labels_N)
+    dataset.set_label(groups.labels_N)
     dataset.set_weight(groups.weights_N)
     dataset.set_group(groups.lengths_Q)
     dataset.set_init_score(groups.start_N)

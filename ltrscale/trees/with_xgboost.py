@@ -33,7 +33,6 @@ def has_cuda() -> bool:
 def boost(
     parameters: Mapping[str, Any],
     train: Labelled,
-    targets_N: Doubles,
     validation: Labelled | None,
     codes: BinCodes,
     watch: StoppingWatch,
@@ -53,11 +52,11 @@ def boost(
     matrix = xgb.ExtMemQuantileDMatrix if external_memory else xgb.QuantileDMatrix
     with _collective(), storage.scratch.directory() as folder:
         cache = str(folder / "bins") if external_memory else None
-        rows = _Rows(train, targets_N, vocabularies, device, cache, by_group=by_group, by_position=by_position)
+        rows = _Rows(train, vocabularies, device, cache, by_group=by_group, by_position=by_position)
         train_set = matrix(rows, **options)
         validation_set = None
         if validation is not None:
-            validation_rows = _Rows(validation, validation.labels_N, vocabularies, device, cache, by_group=True)
+            validation_rows = _Rows(validation, vocabularies, device, cache, by_group=True)
             validation_set = matrix(validation_rows, ref=train_set, **options)
         booster = _grow(parameters, train_set, validation_set, watch)
         del rows, train_set  # XGBoost deletes its files
@@ -90,7 +89,6 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
     def __init__(
         self,
         groups: Labelled,
-        labels_N: Doubles,
         vocabularies: Mapping[int, NDArray[np.float32]],
         device: torch.device,
         cache: str | None,
@@ -99,9 +97,9 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         by_position: bool = False,
     ) -> None:
         self._device, self._page = device, 1 if cache is None else _PAGE
-        self._groups, self._labels_N, self._vocabularies, self._by_group = groups, labels_N, vocabularies, by_group
+        self._groups, self._vocabularies, self._by_group = groups, vocabularies, by_group
         self._group_N = np.repeat(np.arange(len(groups.ids_Q)), groups.lengths_Q)
-        self._order_N = np.arange(len(labels_N))
+        self._order_N = np.arange(len(groups.labels_N))
         if by_position:
             assert groups.positions_N is not None
             # XGBoost takes a document's place in its group as its position. Batches hold whole groups in order, so the
@@ -123,7 +121,7 @@ class _Rows(xgb.DataIter):  # type: ignore[misc]
         rows = self._order_N[self._first : self._first + len(features_NF)]
         features_NF = features_NF[rows - self._first]
         self._first += len(rows)
-        row_data: dict[str, Any] = {"label": self._labels_N[rows]}
+        row_data: dict[str, Any] = {"label": self._groups.labels_N[rows]}
         if self._by_group:
             row_data["qid"] = self._group_N[rows]
         if self._groups.weights_N is not None:

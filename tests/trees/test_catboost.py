@@ -58,7 +58,7 @@ def splits(data: str) -> Read:
 def model_of(splits: Read, config: CatBoostConfig = CONFIG, context: WorkerContext | None = None) -> bytes:
     train, codes, validation = splits
     with watching(config, validation, "catboost", context or WorkerContext()) as watch:
-        return config.boost(train, train.labels_N, validation, codes, watch)
+        return config.boost(train, validation, codes, watch)
 
 
 def frame(rows_NF: NDArray[np.float32]) -> pd.DataFrame:
@@ -114,7 +114,7 @@ def test_trees_judged_after_the_last_are_those_judged_one_by_one(splits: Read) -
     def grow(validation: Labelled | None, *, calls_back: bool) -> tuple[StoppingWatch, bytes]:
         train, codes, _ = splits
         with watching(config, validation, "catboost", WorkerContext()) as watch:
-            given = config.parameters(), train, train.labels_N, validation, codes, watch
+            given = config.parameters(), train, validation, codes, watch
             return watch, with_catboost.boost(*given, stop_on=5, calls_back=calls_back)
 
     (one_by_one, model), (afterwards, model_afterwards) = (grow(splits[2], calls_back=way) for way in (True, False))

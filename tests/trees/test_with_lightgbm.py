@@ -183,7 +183,7 @@ def test_document_weights_count(splits: Splits) -> None:
     weights_N = np.random.default_rng(1).uniform(0.1, 3, len(train_groups.labels_N))
     weighted = replace(train_groups, weights_N=weights_N)
     with watching(CONFIG, validation, "lightgbm", WorkerContext()) as watch:
-        text = CONFIG.boost(weighted, weighted.labels_N, validation, codes, watch)
+        text = CONFIG.boost(weighted, validation, codes, watch)
     test_NF = renumber(read(splits.test).features_NF.numpy(), CODES)
     found_N = lgb.Booster(model_str=text.decode()).predict(test_NF)
     np.testing.assert_array_equal(found_N, direct(splits, {}, weight=weights_N))
@@ -241,8 +241,9 @@ def test_quantised_targets_are_what_trees_are_grown_on(splits: Splits, tmp_path:
     bundle = train(splits, tmp_path / "two", CONFIG.replace(targets=QuantisedConfig(grades=2)))
     train_groups, codes = read_labelled(select(splits.train, labelled=True), "train")
     validation, _ = read_labelled(select(splits.validation, labelled=True), "validation")
+    targets = replace(train_groups, labels_N=(train_groups.labels_N >= 2) * 1.0)
     with watching(CONFIG, validation, "lightgbm", WorkerContext()) as watch:
-        expected = CONFIG.boost(train_groups, (train_groups.labels_N >= 2) * 1.0, validation, codes, watch)
+        expected = CONFIG.boost(targets, validation, codes, watch)
     assert bundle.content == expected
     assert "[label_gain: 0,1,3,7,15]" in expected.decode()
 

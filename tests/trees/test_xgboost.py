@@ -64,7 +64,7 @@ def model_of(config: XGBoostConfig, splits: Read, train: Labelled | None = None,
     streamed = replace(train or whole, kept=None)  # in batches of this size
     with watching(config, validation, "xgboost", WorkerContext()) as watch, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_data, "_DOCS_PER_BATCH", batch)
-        return config.boost(streamed, whole.labels_N, validation, codes, watch)
+        return config.boost(streamed, validation, codes, watch)
 
 
 def directly(
@@ -250,10 +250,10 @@ def test_codes_of_few_documents_are_seldom_split_on_by_default(write_dataset: Wr
 
 
 def test_linear_gains_take_labels_beyond_the_exponential_ones(splits: Read) -> None:
-    train = splits[0]
+    tenfold = replace(splits[0], labels_N=splits[0].labels_N * 10)
     with pytest.raises(InputError, match=r"train: group [0-9]+ has label 40, .*gbdt.label_gain"):
-        check_labels(train, train.labels_N * 10, CONFIG.highest_label())
+        check_labels(tenfold, CONFIG.highest_label())
     linear = CONFIG.replace(label_gain="linear")
-    check_labels(train, train.labels_N * 10, linear.highest_label())
+    check_labels(tenfold, linear.highest_label())
     model = model_of(linear, splits)
     assert not np.allclose(scores_of(model, splits), scores_of(model_of(CONFIG, splits), splits))
