@@ -21,7 +21,6 @@ from ltrscale import storage
 from ltrscale.arrays import Doubles, offsets
 from ltrscale.bundle import (
     Bundle,
-    BundleFacts,
     MetricValue,
     TreesArchitecture,
     TreesBundle,
@@ -252,21 +251,12 @@ def _save_mean(
 ) -> None:
     """Commit the mean of bundles with one model each, which saw the same columns of the same data."""
     first, models = bundles[0], {f"model-{i}": opened.content for i, opened in enumerate(bundles)}
-    about = BundleFacts(
-        config=config,
-        features=first.features,
-        dataset_hash=first.dataset_hash,
-        read_as=first.read_as,
-        present=first.present,
-        reference=first.reference,
-        metrics={
-            **metrics,
-            "models": len(models),
-            "trees": sum(int(opened.metrics["trees"] or 0) for opened in bundles),
-            "labelled_groups": first.metrics["labelled_groups"],
-        },
-        made_by=made_by,
-    )
+    counts = {
+        "models": len(models),
+        "trees": sum(int(opened.metrics["trees"] or 0) for opened in bundles),
+        "labelled_groups": first.metrics["labelled_groups"],
+    }
+    about = replace(first, config=config, metrics={**metrics, **counts}, made_by=made_by)
     save_trees(out, models, first.forest.replace(models=tuple(models)), about)
 
 

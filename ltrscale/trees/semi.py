@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from ltrscale.arrays import Doubles, Moments
+from ltrscale.arrays import Moments, offsets
 from ltrscale.bundle import TreesArchitecture, boosters, facts, save_trees, views
 from ltrscale.bundle.views import Projection, View
 from ltrscale.config import Config
@@ -140,19 +140,15 @@ def _all_groups(
     model, _ = grow(settings, labelled, codes, validation, marked)
     scorer = boosters.scorer(settings.kind, {"the first trees": model}, labelled.view, threads=settings.num_threads)
     scores_N = score_selection(all_groups, scorer, "the first trees").scores_N.numpy()
-    return replace(groups, labels_N=_with_pseudo_labels(config.pseudo_labels, labelled, groups, scores_N)), codes_of_all
-
-
-def _with_pseudo_labels(config: QuantisedConfig, labelled: Labelled, groups: Labelled, scores_N: Doubles) -> Doubles:
-    """Labels [N] of all groups: their own if in use, otherwise grades, whose borders come from these scores alone."""
     is_labelled_Q = np.isin(groups.ids_Q, labelled.ids_Q)
     is_labelled_N = np.repeat(is_labelled_Q, groups.lengths_Q)
     assert is_labelled_N.sum() == len(labelled.labels_N)
     labels_N = np.empty_like(scores_N)
     labels_N[is_labelled_N] = labelled.labels_N
-    offsets_P1 = np.append(0, np.cumsum(groups.lengths_Q[~is_labelled_Q]))
-    labels_N[~is_labelled_N] = config.from_labels(scores_N[~is_labelled_N], offsets_P1)
-    return labels_N
+    # the borders of grades come from these scores alone
+    others_N, offsets_P1 = scores_N[~is_labelled_N], offsets(groups.lengths_Q[~is_labelled_Q])
+    labels_N[~is_labelled_N] = config.pseudo_labels.from_labels(others_N, offsets_P1)
+    return replace(groups, labels_N=labels_N), codes_of_all
 
 
 def _fit_projection(selection: Selection, components: int, view: View, *, scaled: bool) -> Projection:
