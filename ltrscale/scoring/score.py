@@ -203,15 +203,11 @@ class ScoreJob(ScorerConfig, Stage):
                 bundle cannot score, or gives a score that is not a finite float32.
         """
         start, plan, total = time.monotonic(), self.plan(), total_of([])
-        with (
-            progress("score", plan.all_files.counts().documents) as advance,
-            _Committing(plan) as periods,
-            closing(score_with_ray(plan, advance) if self.ray else score_here(plan, advance)) as scored,
-        ):
-            for result in scored:
-                if committed := periods.take(result):
-                    report({"stage": "score", "period": result.period, **_reported(committed)})
-                    total = total_of([total, committed])
+        expected = plan.all_files.counts().documents
+        with progress("score", expected) as advance, closing(_committed(plan, advance)) as committed:
+            for period, counts in committed:
+                report({"stage": "score", "period": period, **_reported(counts)})
+                total = total_of([total, counts])
         seconds = time.monotonic() - start
         log.info(
             "score: %s periods scored with %s groups and %s documents, %s documents/s; %s periods were up to date",
@@ -221,60 +217,46 @@ class ScoreJob(ScorerConfig, Stage):
         report({"stage": "score", "periods": len(plan.files), **_reported(total), "seconds": round(seconds, 3)})
 
 
-class _Committing:
-    """A context manager that commits a period with its last file of scores; at exit it deletes uncommitted files."""
+def _committed(plan: Plan, advance: Advance) -> Generator[tuple[str, Counts]]:
+    """Commit each period with its last file of scores; files of a period without its last one are deleted."""
+    started: dict[str, tuple[storage.Commit, dict[str, Done]]] = {}
+    scored = score_with_ray(plan, advance) if plan.job.ray else score_here(plan, advance)
+    with ExitStack() as commits, closing(scored):  # exits all commits even if one of them fails
+        for result in scored:
+            period = result.period
+            if period not in started:
+                commit = storage.Commit(period_url(plan.out, period), manifest=storage.HIDDEN_MANIFEST)
+                started[period] = commits.enter_context(commit), {}
+            commit, of_period = started[period]
+            commit.adopt([result.file])
+            of_period[result.file.data] = result
+            if len(of_period) == len(plan.files[period]):
+                yield period, _commit(plan, period, *started.pop(period))
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._open: dict[str, tuple[storage.Commit, dict[str, Done]]] = {}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        stack = ExitStack()  # exits all commits even if one of them fails
-        for commit, _ in self._open.values():
-            stack.push(commit)
-        stack.__exit__(*error)
-
-    def take(self, result: Done) -> Counts | None:
-        """Take over a file; returns its period's counts if this file completed the period, else None."""
-        period = result.period
-        if period not in self._open:
-            url = period_url(self._plan.out, period)
-            self._open[period] = storage.Commit(url, manifest=storage.HIDDEN_MANIFEST), {}
-        commit, of_period = self._open[period]
-        commit.adopt([result.file])
-        of_period[result.file.data] = result
-        if len(of_period) < len(self._plan.files[period]):
-            return None
-        counts = self._commit(commit, period, of_period)
-        del self._open[period]
-        return counts
-
-    def _commit(self, commit: storage.Commit, period: str, results: Mapping[str, Done]) -> Counts:
-        plan, files = self._plan, self._plan.files[period]
-        counts, expected = total_of(of_file.counts for of_file in results.values()), files.counts()
-        if counts[:2] != expected[:2]:  # not the third, for labelled groups: all scored groups count as labelled
-            of_groups = f"{counts.groups} groups and {counts.documents} documents were scored"
-            raise InputError(
-                f"period {period} of {plan.dataset.url}: {of_groups}, the manifest lists {expected.groups} and "
-                f"{expected.documents}; prepare the data set again"
-            )
-        inputs = {plan.job.data: plan.dataset.manifest.hashes[period], **plan.bundle_hashes}
-        manifest = PeriodScores(
-            period=period,
-            files=tuple(results[path].file for path in files.paths),
-            groups=counts.groups,
-            documents=counts.documents,
-            bundle_hash=plan.bundle_hash,
-            made_by=made_by("score", plan.job, inputs),
-            layout=plan.job.layout,
-            meta=plan.job.meta,
+def _commit(plan: Plan, period: str, commit: storage.Commit, results: Mapping[str, Done]) -> Counts:
+    files = plan.files[period]
+    counts, expected = total_of(of_file.counts for of_file in results.values()), files.counts()
+    if counts[:2] != expected[:2]:  # not the third, for labelled groups: all scored groups count as labelled
+        of_groups = f"{counts.groups} groups and {counts.documents} documents were scored"
+        raise InputError(
+            f"period {period} of {plan.dataset.url}: {of_groups}, the manifest lists {expected.groups} and "
+            f"{expected.documents}; prepare the data set again"
         )
-        with commit:
-            commit.finish(manifest.model_dump(mode="json"))
-        return counts
+    inputs = {plan.job.data: plan.dataset.manifest.hashes[period], **plan.bundle_hashes}
+    manifest = PeriodScores(
+        period=period,
+        files=tuple(results[path].file for path in files.paths),
+        groups=counts.groups,
+        documents=counts.documents,
+        bundle_hash=plan.bundle_hash,
+        made_by=made_by("score", plan.job, inputs),
+        layout=plan.job.layout,
+        meta=plan.job.meta,
+    )
+    with commit:
+        commit.finish(manifest.model_dump(mode="json"))
+    return counts
 
 
 def _reported(counts: Counts) -> dict[str, int]:
