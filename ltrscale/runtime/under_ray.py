@@ -378,25 +378,13 @@ def resources(workers: WorkersConfig) -> dict[str, float]:
 def _waiting_line(workers: WorkersConfig) -> str:
     """One line for a run without capacity for its workers: what they need, and why it is missing."""
     wanted = _needed(workers)
-    if _has_nodes(workers):
-        return f"waits for room for {wanted}; {_free_line(workers, ray.available_resources())}"
-    if ray_internals.unmet_requests() is None:
-        return f"waits for {wanted}: no node is such, and no autoscaler reports that it adds one; start such nodes"
-    return f"waits for {wanted}: none there yet, asked the autoscaler"
-
-
-def _free_line(workers: WorkersConfig, free: Mapping[str, float]) -> str:
-    """What is free in the cluster, and why it may not suffice even if the sum is enough.
-
-    Example:
-        >>> two = WorkersConfig(number=2, cpus=2)
-        >>> _free_line(two, {"CPU": 3.0})
-        'free in the cluster: 3 CPU, 0 GPU'
-        >>> _free_line(two, {"CPU": 4.0})
-        'free in the cluster: 4 CPU, 0 GPU; these lie on several nodes, of which none has room for a worker, or ...'
-    """
-    line = f"free in the cluster: {_named({name: free.get(name, 0) for name in ('CPU', 'GPU')})}"
-    if any(free.get(name, 0) < amount * workers.least for name, amount in resources(workers).items()):
+    if not _has_nodes(workers):
+        if ray_internals.unmet_requests() is None:
+            return f"waits for {wanted}: no node is such, and no autoscaler reports that it adds one; start such nodes"
+        return f"waits for {wanted}: none there yet, asked the autoscaler"
+    free = {"CPU": 0.0, "GPU": 0.0, **ray.available_resources()}
+    line = f"waits for room for {wanted}; free in the cluster: {free['CPU']:g} CPU, {free['GPU']:g} GPU"
+    if any(free[name] < amount * workers.least for name, amount in resources(workers).items()):
         return line
     apart = "these lie on several nodes, of which none has room for a worker, or on nodes that are not asked for"
     return f"{line}; {apart}, or have just become free"
@@ -422,14 +410,11 @@ def _asked(workers: WorkersConfig) -> ray_internals.Demand:
     return ray_internals.Demand({**resources(workers), **of_type}, labels)
 
 
-def _named(amounts: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in amounts.items())
-
-
 def _needed(workers: WorkersConfig) -> str:
     labels = {**({"accelerator": workers.accelerator} if workers.accelerator else {}), **workers.labels}
     where = f" on nodes with {', '.join(f'{name}: {value}' for name, value in labels.items())}" if labels else ""
-    return f"{workers.least} workers with {_named(resources(workers))} each{where}"
+    amounts = ", ".join(f"{amount:g} {name}" for name, amount in resources(workers).items())
+    return f"{workers.least} workers with {amounts} each{where}"
 
 
 def _fits(node: Mapping[str, Any], workers: WorkersConfig) -> bool:

@@ -221,14 +221,7 @@ def _from_lightgbm(node: Mapping[str, Any], trees: Trees, to: str, depth: int = 
 
 
 def _above(threshold: float) -> float:
-    """The smallest float32 t above a threshold: x <= threshold if and only if x < t, for every float32 but the largest.
-
-    Example:
-        >>> _above(1.0), _above(0.1) == float(np.float32(0.1))
-        (1.0000001192092896, True)
-        >>> _above(1e300) == _above(float(np.finfo(np.float32).max)) == float(np.finfo(np.float32).max)
-        True
-    """
+    """The smallest float32 t above a threshold: x <= threshold if and only if x < t, for all but the largest."""
     largest = float(np.finfo(np.float32).max)
     if abs(threshold) >= largest:  # LightGBM writes 1e300 if a split only tests for a value; JSON has no infinity
         return math.copysign(largest, threshold)

@@ -234,10 +234,7 @@ def _categorical_F(bundle: Bundle) -> torch.Tensor:
 
 
 def _raw_matrix(sampled: RawSample, names: Sequence[str], exported: Sequence[str]) -> NDArray[np.float32]:
-    """The matrix of the exported columns, by the transformer; each feature must equal that of `prepare`.
-
-    `names` are those of the bundle's features.
-    """
+    """The matrix of the exported columns, by the transformer; each of its features must be that of `prepare`."""
     expected_NG = sampled.groups.features_NF.numpy()[:, [names.index(name) for name in exported]]
     transformer = sampled.transformer
     for line, row, expected_G in zip(sampled.lines_N.tolist(), sampled.rows, expected_NG.tolist(), strict=True):

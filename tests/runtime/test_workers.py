@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import signal
 import time
 from pathlib import Path
@@ -19,7 +20,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, Stopped, UnavailableError
 from ltrscale.runtime import engine, ray_internals
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.runtime.under_ray import _cause, _fits, _gone
+from ltrscale.runtime.under_ray import _cause, _fits, _gone, _waiting_line
 from ltrscale.runtime.workers import ONE, Workers, WorkersConfig
 from ltrscale.signals import ending_on_signal, stop_on_signal
 from ltrscale.training.pretrain import PretrainConfig
@@ -202,3 +203,18 @@ def test_a_node_holds_a_worker_by_resources_accelerator_and_labels(settings: dic
     has = {"CPU": 4.0, "GPU": 2.0, "accelerator_type:H100": 1.0}
     workers = WorkersConfig.model_validate({"number": 2, **settings})
     assert _fits({"Resources": has, "Labels": {"pool": "train"}}, workers) == fits
+
+
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        ({"CPU": 3.0}, r"free in the cluster: 3 CPU, 0 GPU$"),
+        ({"CPU": 4.0}, r"free in the cluster: 4 CPU, 0 GPU; these lie on several nodes, of which none has room for"),
+    ],
+)
+def test_who_waits_for_room_says_what_is_free(
+    free: dict[str, float], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 4.0}}])
+    monkeypatch.setattr(ray, "available_resources", lambda: free)
+    assert re.search(said, _waiting_line(WorkersConfig(number=2, cpus=2)))

@@ -8,11 +8,12 @@ import pytest
 from reference import serving as reference
 
 from ltrscale.errors import InputError
-from ltrscale.serving.ltr_plugins import _query_scores
+from ltrscale.serving.ltr_plugins import _above, _query_scores
 from ltrscale.serving.trees import missing_goes_left
 
 VALUES = (-2.5, -1.0, -0.3, 0.0, 0.25, 1.0, 7.0, 3e38, None)
 """Of a field; None where a document has none."""
+LARGEST = np.finfo(np.float32).max
 
 
 def score(body: dict[str, Any], document: dict[str, float]) -> float | None:
@@ -80,3 +81,12 @@ def test_a_query_that_an_engine_would_multiply_or_sum_is_refused(mode: dict[str,
     body = {"query": {"exists": {"field": "a"}}, "field_value_factor": {"field": "a"}, **mode}
     with pytest.raises(InputError, match="would not replace the query's score"):
         score(body, {"a": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("threshold", "above"),
+    [(1.0, np.nextafter(np.float32(1), np.float32(2))), (0.1, np.float32(0.1)), (1e300, LARGEST)],
+)
+def test_a_number_of_single_precision_is_below_what_is_above_a_threshold(threshold: float, above: np.float32) -> None:
+    assert _above(threshold) == above
+    assert _above(float(LARGEST)) == LARGEST
