@@ -36,10 +36,9 @@ from ltrscale.data.stream.readers import OPEN_FILES, ParquetReads, open_parquet,
 from ltrscale.errors import Stopped
 from ltrscale.processor import cpu_seconds
 from ltrscale.runtime.engine import ray_cluster
-from ltrscale.runtime.hangs import Pulse, WorkerProgress
 from ltrscale.runtime.mailbox import Beat, Left, Sender, WorkerJoined, open_mailbox
 from ltrscale.runtime.under_torchrun import Watchers, World
-from ltrscale.runtime.workers import WorkerContext
+from ltrscale.runtime.workers import Pulse, WorkerContext, WorkerProgress
 from ltrscale.storage import join
 from ltrscale.training.checkpoint import list_checkpoints
 from ltrscale.training.phases import Phase, Training

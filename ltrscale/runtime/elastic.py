@@ -32,10 +32,9 @@ from ltrscale.errors import ExpectedEnd, InputError, Stopped
 from ltrscale.processor import alongside
 from ltrscale.progress import log
 from ltrscale.runtime import ray_internals
-from ltrscale.runtime.hangs import Pulse
 from ltrscale.runtime.mailbox import Beat, Left, ReportedMetrics, Sender, Slot, WorkerJoined, forwarded_logs
 from ltrscale.runtime.on_ray import read_with_ray
-from ltrscale.runtime.workers import Resized, Work, WorkerContext, WorkersConfig
+from ltrscale.runtime.workers import Pulse, Resized, Work, WorkerContext, WorkersConfig
 
 WATCH_S = 0.5
 """Between two looks at the mailbox for requests."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from ltrscale.progress import log
-from ltrscale.runtime.hangs import WorkerProgress
+from ltrscale.runtime.workers import WorkerProgress
 
 _SETTLE_S = 1.0  # workers that arrive at about the same time join together
 _UNANSWERED = 64  # bounds the memory of posts under way when the launching process is slow

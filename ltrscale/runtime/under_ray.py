@@ -33,7 +33,6 @@ from ltrscale.processor import alongside
 from ltrscale.progress import Report, log
 from ltrscale.runtime import ray_internals
 from ltrscale.runtime.elastic import WATCH_S, Assignment, Joiners, Requests, serve, work_through_resizes
-from ltrscale.runtime.hangs import HangWatch
 from ltrscale.runtime.mailbox import (
     Beat,
     Left,
@@ -46,7 +45,7 @@ from ltrscale.runtime.mailbox import (
     WorkerJoined,
     open_mailbox,
 )
-from ltrscale.runtime.workers import Work, WorkersConfig
+from ltrscale.runtime.workers import HangWatch, Work, WorkersConfig
 from ltrscale.signals import stop_on_signal
 
 _DEATHS = (RayActorError, OutOfMemoryError, WorkerCrashedError)

@@ -24,8 +24,7 @@ from torch.distributed.rendezvous import rendezvous
 from ltrscale import storage
 from ltrscale.errors import ExpectedEnd, InputError, Refused, Stopped, UnavailableError
 from ltrscale.progress import Report, log
-from ltrscale.runtime.hangs import HangWatch, Pulse, WorkerProgress
-from ltrscale.runtime.workers import Work, WorkerContext
+from ltrscale.runtime.workers import HangWatch, Pulse, Work, WorkerContext, WorkerProgress
 from ltrscale.signals import stop_on_signal
 
 _LONG = timedelta(days=7)  # rank 0 may prepare data for hours while the others wait

@@ -5,9 +5,8 @@ from collections.abc import Callable
 import pytest
 from waiting import wait_until
 
-from ltrscale.runtime import hangs
-from ltrscale.runtime.hangs import HangWatch, Pulse, WorkerProgress
-from ltrscale.runtime.workers import WorkerContext
+from ltrscale.runtime import workers
+from ltrscale.runtime.workers import HangWatch, Pulse, WorkerContext, WorkerProgress
 
 
 class Clock:
@@ -23,7 +22,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(hangs.time, "monotonic", clock)
+    monkeypatch.setattr(workers.time, "monotonic", clock)
     return clock
 
 

@@ -22,8 +22,8 @@ from jobs.bench.many import (
 from jobs.bench.ranks import on_ranks
 from ltrscale import storage
 from ltrscale.data.stream import plan
-from ltrscale.runtime.hangs import WorkerProgress
 from ltrscale.runtime.mailbox import Beat, Mailbox, Post, Running, WorkerJoined
+from ltrscale.runtime.workers import WorkerProgress
 from ltrscale.training.checkpoint import list_checkpoints, read_checkpoint
 
 WORLD = 256
