@@ -100,7 +100,7 @@ def test_a_worker_that_reads_or_has_yet_to_begin_does_not_hang(clock: Clock) -> 
 
 
 def test_a_pulse_counts_steps_and_tables(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hangs, "_EVERY_S", 0.01)
+    monkeypatch.setattr(workers, "_EVERY_S", 0.01)
     pulse, sent = Pulse(), list[WorkerProgress]()
     context = pulse.counting(WorkerContext(reader=lambda _, __: iter(["a", "b"]), stopping=lambda: True))
     with pulse.sent(sent.append):
