@@ -63,12 +63,9 @@ def pinned_versions() -> dict[str, str]:
     return {name: pins[name] for name in CHECKED_PACKAGES}
 
 
-def packages(expected: Mapping[str, str], whose: str, found: Mapping[str, str] | None = None) -> CheckResult:
-    """Check versions, by default those of this process, against the expected ones, which come from `whose`.
-
-    A difference in Ray or Python is an error.
-    """
-    found = versions() if found is None else found
+def packages(expected: Mapping[str, str], whose: str) -> CheckResult:
+    """Check this process's versions against those expected by `whose`; a difference in Ray or Python is an error."""
+    found = versions()
     description = ", ".join(f"{name} {version or 'missing'}" for name, version in found.items())
     missing = [name for name, version in found.items() if not version]
     # 2.13.0+cpu is the same torch as 2.13.0; processes with different minor versions of Python cannot exchange objects

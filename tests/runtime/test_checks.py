@@ -64,8 +64,8 @@ def test_another_python_is_an_error_in_its_minor_version_only() -> None:
     ours = checks.versions()
     major, minor, _ = ours["python"].split(".")
     same, other = {**ours, "python": f"{major}.{minor}.99"}, {**ours, "python": f"{major}.{int(minor) + 1}.0"}
-    assert checks.packages(ours, "ours are", same).level == "ok"
-    assert checks.packages(ours, "ours are", other).level == "error"
+    assert checks.packages(same, "theirs are").level == "ok"
+    assert checks.packages(other, "theirs are").level == "error"
 
 
 def test_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
