@@ -5,6 +5,8 @@ An unknown key is an error that names the nearest known key, or the value that a
 
 What was recorded earlier (a bundle, a data set, the config of a run) may still hold a key whose value has become a
 constant of the code since. With any other value it is an error, which names the constant.
+
+At the end are the places below a config: what a dotted key, or a location of one of pydantic's errors, may hold.
 """
 
 import inspect

@@ -4,6 +4,7 @@ The work resumes from its newest checkpoint, so recovery restarts all workers: a
 lost, and before a node with a preemption notice disappears. Ray Train starts them; this module decides when another
 start is useless: after an error that the user must read, after too many failures in a row, and when the launching
 process was asked to stop. Workers that find capacity only later come and go without a restart, see `runtime.elastic`.
+While workers wait for capacity, a line says what they ask for, whether it can ever come, and what is missing.
 
 Torch's store, where workers meet, listens only on its node's address. By default it would listen on all interfaces,
 without a token. Ray Train has no public option for this: `_OnItsNode` uses its internals, which are checked with each
