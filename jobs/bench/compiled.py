@@ -28,8 +28,7 @@ from ltrscale.devices import block_entries
 from ltrscale.lengths import best_cuts
 from ltrscale.pretext import fused
 from ltrscale.pretext.augment import Draw
-from ltrscale.pretext.objective import Pretrainer
-from ltrscale.pretext.siamese import Siamese
+from ltrscale.pretext.objective import Pretrainer, Siamese
 from ltrscale.training.settings import Precision
 
 

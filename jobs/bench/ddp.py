@@ -21,8 +21,7 @@ from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.objective import Pretrainer
-from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.pretext.objective import Pretrainer, SimSiamConfig
 from ltrscale.runtime.engine import ray_cluster
 from ltrscale.runtime.on_ray import read_with_ray
 from ltrscale.training.loop import Trainer

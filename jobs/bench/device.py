@@ -26,15 +26,14 @@ from ltrscale.devices import choose_device, round_to_tf32
 from ltrscale.models.choices import ContextConfig, FeatureEncoderConfig, NetworkConfig
 from ltrscale.models.context import ContextSettings
 from ltrscale.models.contexts import DLCMConfig
-from ltrscale.models.encoder import EncoderSettings
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
+from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.objective import Objective, Pretrainer
-from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.pretext.objective import Objective, Pretrainer, SimSiamConfig
 from ltrscale.pretext.watch import EVERY, unit_vectors
 from ltrscale.ranking.loss import Loss
 from ltrscale.ranking.loss_choices import LossConfig

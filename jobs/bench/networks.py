@@ -16,15 +16,14 @@ from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.config import kind_of, members
 from ltrscale.models.bert import Bert, BertConfig, BertLayer
 from ltrscale.models.choices import FeatureEncoderConfig, NetworkConfig
-from ltrscale.models.encoder import EncoderSettings
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
+from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import ProjectorConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig, simclr_rank
-from ltrscale.pretext.objective import Objective, Pretrainer
-from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.pretext.objective import Objective, Pretrainer, SimSiamConfig
 from ltrscale.processor import cpu_seconds
 
 WIDTH = 136

@@ -45,8 +45,8 @@ from ltrscale.errors import InputError
 from ltrscale.markdown import as_code, escape
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, rankers_in
 from ltrscale.models.cross_encoder import CrossEncoderConfig
-from ltrscale.models.encoder import EncoderSettings
 from ltrscale.models.in_context import InContextNetwork
+from ltrscale.models.layers import EncoderSettings
 from ltrscale.models.ranker import Architecture
 from ltrscale.pretext.objective import Pretrainer
 

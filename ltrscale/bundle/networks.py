@@ -16,10 +16,10 @@ from ltrscale.bundle.opened import ENCODER, RANKER, Bundle, Computing, Explainer
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
 from ltrscale.models.contributions import along_path
-from ltrscale.models.encoder import Encoder, EncoderSettings
 from ltrscale.models.examples import InContextRanker
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.in_context import InContextNetwork
+from ltrscale.models.layers import Encoder, EncoderSettings
 from ltrscale.models.ranker import Architecture, Projector, ProjectorConfig, Ranker
 
 

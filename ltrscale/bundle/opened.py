@@ -20,8 +20,7 @@ from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError
 from ltrscale.models.combine import AnyRanker
 from ltrscale.models.contributions import Contributions, by_swaps
-from ltrscale.models.encoder import EncoderSettings
-from ltrscale.models.layers import ModuleT
+from ltrscale.models.layers import EncoderSettings, ModuleT
 from ltrscale.models.ranker import Architecture
 
 Scorer = Callable[[QueryGroups], Tensor]

@@ -57,34 +57,7 @@ class Attention(nn.Module):
             mask = None if mask_ML is None else mask_ML[:, None, None, :]
             heads_MHKD = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
             parts.append(heads_MHKD.transpose(1, 2).flatten(2).flatten(0, 1))
-        out_RD: Tensor = self.output(parts[0] if len(parts) == 1 else torch.cat(parts))
-        return out_RD
-
-
-class DASALCConfig(ContextSettings):
-    """DASALC: self-attention over the list, crossed with each document's embedding (QIN21).
-
-    Source: QIN21, section 4.
-    Proof: loop; torch's attention.
-    """
-
-    kind: Literal["dasalc"] = "dasalc"
-    width: Size = 256
-    """Size of the attention's output and, as in the paper, of each head."""
-    heads: Size = 2
-    """Attention heads: 2 to 5 in the paper."""
-    layers: Layers = 3
-    """Attention layers: 3 to 6 in the paper."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout of attention weights and of the attention's output; the paper names none."""
-    cross: bool = True
-    """Latent cross; false concatenates context and embedding, the paper's ablation."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature in the attention's input."""
-
-    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """A `DASALC` with fresh weights."""
-        return DASALC(self, width, numeric_F, cardinalities)
+        return self.output(parts[0] if len(parts) == 1 else torch.cat(parts))
 
 
 class DASALC(ListContext):
@@ -99,7 +72,7 @@ class DASALC(ListContext):
     A head of one linear layer on top is the paper's score; its noise and log1p belong to the inputs.
     """
 
-    def __init__(self, config: DASALCConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+    def __init__(self, config: "DASALCConfig", width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
         self.config = config
         self.width = width if config.cross else width + config.width
@@ -115,7 +88,6 @@ class DASALC(ListContext):
         self.cross = config.cross
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:
-        """Embeddings of documents in their lists."""
         a_ND = self.input(self.features(x_NF)).relu()
         a_ND = self.project(map_slots(self._attend, a_ND, groups.offsets_Q1, quadratic=True))
         if not self.cross:
@@ -128,41 +100,33 @@ class DASALC(ListContext):
         return a_SD
 
 
-class RankFormerConfig(ContextSettings):
-    """RankFormer: a Transformer over the list and a token that stands for the whole list (BUYL23).
+class DASALCConfig(ContextSettings):
+    """DASALC: self-attention over the list, crossed with each document's embedding (QIN21).
 
-    Source: BUYL23, section 4.
-    Proof: torch's `TransformerEncoder`.
+    Source: QIN21, section 4.
+    Proof: loop; torch's attention.
     """
 
-    kind: Literal["rankformer"] = "rankformer"
-    embeds_lists: ClassVar[bool] = True
-    width: Size | None = None
-    """Size of the Transformer; the encoder's width by default, as in the paper for the `identity` encoder."""
-    heads: Size = 1
-    """Attention heads; they share the width, so their number must divide it."""
-    feedforward: Size = 512
-    """Size of the hidden layer of each layer's feed-forward network."""
+    kind: Literal["dasalc"] = "dasalc"
+    context: ClassVar = DASALC
+    width: Size = 256
+    """Size of the attention's output and, as in the paper, of each head."""
+    heads: Size = 2
+    """Attention heads: 2 to 5 in the paper."""
     layers: Layers = 3
-    """Transformer layers."""
-    dropout: float = Field(0.25, ge=0, lt=1)
-    """Dropout of attention weights, inside the feed-forward network, and of the outputs of both."""
-
-    @model_validator(mode="after")
-    def _divides(self) -> Self:
-        if self.width is not None and self.width % self.heads:
-            raise ValueError(f"heads: {self.heads} does not divide the width {self.width}; choose numbers that do")
-        return self
-
-    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """A `RankFormer` with fresh weights."""
-        return RankFormer(self, width, numeric_F, cardinalities)
+    """Attention layers: 3 to 6 in the paper."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout of attention weights and of the attention's output; the paper names none."""
+    cross: bool = True
+    """Latent cross; false concatenates context and embedding, the paper's ablation."""
+    embedding: Size = 8
+    """Dimensions of the embedding of each categorical feature in the attention's input."""
 
 
 class _TransformerLayer(nn.Module):
     """`torch.nn.TransformerEncoderLayer(norm_first=True)`, which BUYL23 used: two residual branches behind norms."""
 
-    def __init__(self, config: RankFormerConfig, width: int) -> None:
+    def __init__(self, config: "RankFormerConfig", width: int) -> None:
         super().__init__()
         head_width, dropout = width // config.heads, config.dropout
         self.attention = Attention(width, width, heads=config.heads, head_width=head_width, dropout=dropout, bias=True)
@@ -186,7 +150,7 @@ class RankFormer(ListContext):
     embeddings (equations 7 and 8). For an empty list, the Transformer sees only the token.
     """
 
-    def __init__(self, config: RankFormerConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002
+    def __init__(self, config: "RankFormerConfig", width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002
         super().__init__()
         self.config = config
         inner = config.width or width
@@ -220,6 +184,120 @@ class RankFormer(ListContext):
         return x_SD
 
 
+class RankFormerConfig(ContextSettings):
+    """RankFormer: a Transformer over the list and a token that stands for the whole list (BUYL23).
+
+    Source: BUYL23, section 4.
+    Proof: torch's `TransformerEncoder`.
+    """
+
+    kind: Literal["rankformer"] = "rankformer"
+    context: ClassVar = RankFormer
+    embeds_lists: ClassVar[bool] = True
+    width: Size | None = None
+    """Size of the Transformer; the encoder's width by default, as in the paper for the `identity` encoder."""
+    heads: Size = 1
+    """Attention heads; they share the width, so their number must divide it."""
+    feedforward: Size = 512
+    """Size of the hidden layer of each layer's feed-forward network."""
+    layers: Layers = 3
+    """Transformer layers."""
+    dropout: float = Field(0.25, ge=0, lt=1)
+    """Dropout of attention weights, inside the feed-forward network, and of the outputs of both."""
+
+    @model_validator(mode="after")
+    def _divides(self) -> Self:
+        if self.width is not None and self.width % self.heads:
+            raise ValueError(f"heads: {self.heads} does not divide the width {self.width}; choose numbers that do")
+        return self
+
+
+class _AttentionBlock(nn.Module):
+    """MAB(X, Y): `H = LayerNorm(X + attention(X, Y))`, then `LayerNorm(H + rFF(H))` with a network rFF."""
+
+    def __init__(self, config: "SetRankConfig") -> None:
+        super().__init__()
+        width, heads, dropout = config.width, config.heads, config.dropout
+        self.attention = Attention(width, width, heads=heads, head_width=width // heads, dropout=dropout)
+        self.feedforward = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
+        self.attention_norm, self.feedforward_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x_RD: Tensor, y_SD: Tensor, of_x: Lists, of_y: Lists) -> Tensor:
+        h_RD = self.attention_norm(x_RD + self.dropout(self.attention(x_RD, y_SD, of_x, of_y)))
+        return self.feedforward_norm(h_RD + self.dropout(self.feedforward(h_RD)))
+
+
+class _SelfAttentionBlock(nn.Module):
+    """MSAB(X) = MAB(X, X)."""
+
+    def __init__(self, config: "SetRankConfig") -> None:
+        super().__init__()
+        self.block = _AttentionBlock(config)
+
+    def forward(self, x_SD: Tensor, lists: Lists) -> Tensor:
+        return self.block(x_SD, x_SD, lists, lists)
+
+
+class _InducedBlock(nn.Module):
+    """IMSAB(X) = MAB(X, MAB(I, X)), with learned points I that are the same for all lists."""
+
+    def __init__(self, config: "SetRankConfig", points: int) -> None:
+        super().__init__()
+        self.points_PD = nn.Parameter(nn.init.xavier_uniform_(torch.empty(points, config.width)))
+        self.collect, self.spread = _AttentionBlock(config), _AttentionBlock(config)
+
+    def forward(self, x_SD: Tensor, lists: Lists) -> Tensor:
+        of_points = Lists([(m, len(self.points_PD)) for m, _ in lists.shapes], [None] * len(lists.shapes))
+        points_RD = self.points_PD.to(x_SD.dtype).repeat(sum(m for m, _ in lists.shapes), 1)
+        return self.spread(x_SD, self.collect(points_RD, x_SD, of_points, lists), lists, of_points)
+
+
+class SetRank(ListContext):
+    """SetRank (Pang et al. 2020): `block(.. block(W h_i + b + p(rank_i)))`, p the embedding of a rank.
+
+    h is the encoder's embedding. Without initial ranks, p is omitted, and the order of the input does not matter. With
+    them, it matters only for ties. A list may have any length: documents beyond the table of rank embeddings share its
+    last row. Blocks are MSAB, or IMSAB if the config sets inducing points.
+
+    Raises:
+        InputError: the feature that ranks documents does not exist or is a category, or positions are missing.
+    """
+
+    def __init__(self, config: "SetRankConfig", width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002
+        super().__init__()
+        config.check_feature(numeric_F)
+        self.config: SetRankConfig = config
+        self.width = config.width
+        self.input = nn.Linear(width, config.width)
+        self.ranks = None if config.initial_rank == "none" else nn.Embedding(config.ranks, config.width)
+        if self.ranks is not None:
+            nn.init.normal_(self.ranks.weight, std=config.width**-0.5)
+        self.blocks = nn.ModuleList(
+            _InducedBlock(config, config.inducing) if config.inducing else _SelfAttentionBlock(config)
+            for _ in range(config.blocks)
+        )
+
+    def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:  # noqa: ARG002
+        x_ND = self.input(h_ND)
+        if self.ranks is not None:
+            x_ND = x_ND + self.ranks(self._ranks(groups).clamp(max=self.config.ranks - 1)).to(x_ND.dtype)
+        return Contextual(map_slots(self._blocks, x_ND, groups.offsets_Q1, quadratic=self.config.inducing is None))
+
+    def _ranks(self, groups: QueryGroups) -> Tensor:
+        """Rank of each document in the initial ranking, from 0."""
+        order_N = self.config.order(groups)
+        first_N = groups.offsets_Q1[group_index(groups.offsets_Q1, order_N.shape[0])]
+        ranks_N = torch.empty_like(order_N)
+        ranks_N[order_N] = torch.arange(order_N.shape[0], device=order_N.device) - first_N
+        return ranks_N
+
+    def _blocks(self, x_SD: Tensor, lists: Lists) -> Tensor:
+        for block in self.blocks:
+            x_SD = block(x_SD, lists)
+        return x_SD
+
+
 class SetRankConfig(RankedSettings):
     """SetRank: stacked attention blocks over the list, with or without an initial ranking (Pang et al. 2020).
 
@@ -228,6 +306,7 @@ class SetRankConfig(RankedSettings):
     """
 
     kind: Literal["setrank"] = "setrank"
+    context: ClassVar = SetRank
     width: Size = 256
     """Size of the blocks."""
     heads: Size = 8
@@ -249,97 +328,3 @@ class SetRankConfig(RankedSettings):
         if self.width % self.heads:
             raise ValueError(f"heads: {self.heads} does not divide the width {self.width}; choose numbers that do")
         return self
-
-    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """A `SetRank` with fresh weights."""
-        return SetRank(self, width, numeric_F, cardinalities)
-
-
-class _AttentionBlock(nn.Module):
-    """MAB(X, Y): `H = LayerNorm(X + attention(X, Y))`, then `LayerNorm(H + rFF(H))` with a network rFF."""
-
-    def __init__(self, config: SetRankConfig) -> None:
-        super().__init__()
-        width, heads, dropout = config.width, config.heads, config.dropout
-        self.attention = Attention(width, width, heads=heads, head_width=width // heads, dropout=dropout)
-        self.feedforward = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
-        self.attention_norm, self.feedforward_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.dropout = Dropout(dropout)
-
-    def forward(self, x_RD: Tensor, y_SD: Tensor, of_x: Lists, of_y: Lists) -> Tensor:
-        h_RD = self.attention_norm(x_RD + self.dropout(self.attention(x_RD, y_SD, of_x, of_y)))
-        out_RD: Tensor = self.feedforward_norm(h_RD + self.dropout(self.feedforward(h_RD)))
-        return out_RD
-
-
-class _SelfAttentionBlock(nn.Module):
-    """MSAB(X) = MAB(X, X)."""
-
-    def __init__(self, config: SetRankConfig) -> None:
-        super().__init__()
-        self.block = _AttentionBlock(config)
-
-    def forward(self, x_SD: Tensor, lists: Lists) -> Tensor:
-        out_SD: Tensor = self.block(x_SD, x_SD, lists, lists)
-        return out_SD
-
-
-class _InducedBlock(nn.Module):
-    """IMSAB(X) = MAB(X, MAB(I, X)), with learned points I that are the same for all lists."""
-
-    def __init__(self, config: SetRankConfig, points: int) -> None:
-        super().__init__()
-        self.points_PD = nn.Parameter(nn.init.xavier_uniform_(torch.empty(points, config.width)))
-        self.collect, self.spread = _AttentionBlock(config), _AttentionBlock(config)
-
-    def forward(self, x_SD: Tensor, lists: Lists) -> Tensor:
-        of_points = Lists([(m, len(self.points_PD)) for m, _ in lists.shapes], [None] * len(lists.shapes))
-        points_RD = self.points_PD.to(x_SD.dtype).repeat(sum(m for m, _ in lists.shapes), 1)
-        out_SD: Tensor = self.spread(x_SD, self.collect(points_RD, x_SD, of_points, lists), lists, of_points)
-        return out_SD
-
-
-class SetRank(ListContext):
-    """SetRank (Pang et al. 2020): `block(.. block(W h_i + b + p(rank_i)))`, p the embedding of a rank.
-
-    h is the encoder's embedding. Without initial ranks, p is omitted, and the order of the input does not matter. With
-    them, it matters only for ties. A list may have any length: documents beyond the table of rank embeddings share its
-    last row. Blocks are MSAB, or IMSAB if the config sets inducing points.
-
-    Raises:
-        InputError: the feature that ranks documents does not exist or is a category, or positions are missing.
-    """
-
-    def __init__(self, config: SetRankConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002
-        super().__init__()
-        config.check_feature(numeric_F)
-        self.config: SetRankConfig = config
-        self.width = config.width
-        self.input = nn.Linear(width, config.width)
-        self.ranks = None if config.initial_rank == "none" else nn.Embedding(config.ranks, config.width)
-        if self.ranks is not None:
-            nn.init.normal_(self.ranks.weight, std=config.width**-0.5)
-        self.blocks = nn.ModuleList(
-            _InducedBlock(config, config.inducing) if config.inducing else _SelfAttentionBlock(config)
-            for _ in range(config.blocks)
-        )
-
-    def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:  # noqa: ARG002
-        """Embeddings of documents in their lists."""
-        x_ND = self.input(h_ND)
-        if self.ranks is not None:
-            x_ND = x_ND + self.ranks(self._ranks(groups).clamp(max=self.config.ranks - 1)).to(x_ND.dtype)
-        return Contextual(map_slots(self._blocks, x_ND, groups.offsets_Q1, quadratic=self.config.inducing is None))
-
-    def _ranks(self, groups: QueryGroups) -> Tensor:
-        """Rank of each document in the initial ranking, from 0."""
-        order_N = self.config.order(groups)
-        first_N = groups.offsets_Q1[group_index(groups.offsets_Q1, order_N.shape[0])]
-        ranks_N = torch.empty_like(order_N)
-        ranks_N[order_N] = torch.arange(order_N.shape[0], device=order_N.device) - first_N
-        return ranks_N
-
-    def _blocks(self, x_SD: Tensor, lists: Lists) -> Tensor:
-        for block in self.blocks:
-            x_SD = block(x_SD, lists)
-        return x_SD

@@ -121,8 +121,7 @@ class MicroBatchNorm(nn.Module):
         real_R1 = padding.real_N[padding.least :, None].expand(-1, in_block).reshape(-1, 1)
         y_BRD, count, statistics_2D = _PaddedNorm.apply(rows_BRD, real_R1, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
         self.seen = (count, statistics_2D, self.seen)
-        normalised_ND: Tensor = y_BRD.view_as(x_ND)
-        return normalised_ND
+        return y_BRD.view_as(x_ND)
 
     def take(self) -> list[tuple[int | Tensor, Tensor]]:
         """What was seen since the last call, the first micro-batch first."""

@@ -145,8 +145,7 @@ class BertLayer(nn.Module):
         attended_TD = self.output(_ragged_attention(qkv_T3HE, sequences).flatten(1))
         x_TD = self.attention_norm(x_TD + self.dropout(attended_TD))
         added_TD = self.dropout(self.second(F.gelu(self.first(x_TD))))
-        y_TD: Tensor = self.feedforward_norm(x_TD + added_TD)
-        return y_TD
+        return self.feedforward_norm(x_TD + added_TD)
 
 
 class Bert(Stack):
@@ -181,8 +180,7 @@ class Bert(Stack):
         x_TD = self.dropout(self.norm(x_TD))
         for layer in self.layers:
             x_TD = layer(x_TD, sequences)
-        h_TD: Tensor = x_TD
-        return h_TD
+        return x_TD
 
     def pool(self, h_TD: Tensor, offsets_S1: Tensor) -> Tensor:
         """The embedding [S, D] of each sequence from its first token's; no sequence is empty."""

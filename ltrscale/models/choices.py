@@ -8,7 +8,6 @@ from ltrscale.config import Config
 from ltrscale.models.attention import DASALCConfig, RankFormerConfig, SetRankConfig
 from ltrscale.models.contexts import DLCMConfig, GSFConfig
 from ltrscale.models.cross_encoder import CrossEncoderConfig
-from ltrscale.models.encoder import Encoder
 from ltrscale.models.encoders import (
     DCNv2Config,
     DeepFMConfig,
@@ -16,10 +15,11 @@ from ltrscale.models.encoders import (
     IndustrialMLPConfig,
     MLPConfig,
     ResNetConfig,
+    TabMConfig,
 )
 from ltrscale.models.features import FeatureTransform, TransformConfig
+from ltrscale.models.layers import Encoder
 from ltrscale.models.numbers import InFront, PlainConfig, PLEConfig, PLRConfig
-from ltrscale.models.tabm import TabMConfig
 
 FeatureEncoderConfig = Annotated[
     ResNetConfig | IdentityConfig | MLPConfig | IndustrialMLPConfig | DeepFMConfig | DCNv2Config | TabMConfig,

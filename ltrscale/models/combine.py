@@ -94,8 +94,7 @@ class ConcatRanker(nn.Module):
     def forward(self, groups: QueryGroups) -> Tensor:
         """Scores [N]."""
         joint_ND = torch.cat([part.penultimate(groups) for part in _rankers(self.parts)], dim=1)
-        scores_N: Tensor = self.head(self.dropout(self.norm(joint_ND))).squeeze(-1)
-        return scores_N
+        return self.head(self.dropout(self.norm(joint_ND))).squeeze(-1)
 
 
 AnyRanker = Ranker | MeanRanker | ConcatRanker

@@ -48,6 +48,8 @@ class ContextSettings(Config):
     """The base of the configs of list contexts."""
 
     kind: str
+    context: ClassVar[Callable[..., ListContext]]
+    """Its list context."""
     embeds_lists: ClassVar[bool] = False
     """Whether it also embeds whole lists, as a loss of whole lists requires."""
     beyond_graphs: ClassVar[str] = ""
@@ -59,12 +61,12 @@ class ContextSettings(Config):
         return False
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """A list context with fresh weights.
+        """The list context with fresh weights.
 
         Raises:
             InputError: the config does not fit the features or the encoder.
         """
-        raise NotImplementedError
+        return self.context(self, width, numeric_F, cardinalities)
 
 
 class RankedSettings(ContextSettings):

@@ -29,31 +29,6 @@ from ltrscale.models.context import (
 from ltrscale.models.layers import Activation, Dropout, FeatureEmbedding, Size, Sizes, activation
 
 
-class DLCMConfig(RankedSettings):
-    """DLCM: a recurrent network reads the initial ranking, and its last state re-ranks (Ai et al. 2018).
-
-    Source: Ai et al. 2018.
-    Proof: loop; order laws.
-    """
-
-    kind: Literal["dlcm"] = "dlcm"
-    state: Size = 136
-    """Size of the network's state."""
-    units: Size = 3
-    """Comparisons of a document with the list's state; the size of the document's new embedding."""
-    features: bool = True
-    """Add each document's features to the encoder's embedding; this is the paper's input, with two layers of ELU as the
-    encoder."""
-    embedding: Size = 8
-    """Dimensions of the embedding of each categorical feature among these."""
-    initial_rank: Literal["positions", "feature"] = "positions"
-    """Source of the initial ranking: positions at which documents were shown, or falling values of a feature."""
-
-    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """A `DLCM` with fresh weights."""
-        return DLCM(self, width, numeric_F, cardinalities)
-
-
 class DLCM(ListContext):
     """Deep listwise context model (Ai et al. 2018): units `u_ik = o_i . tanh(W_k s + b_k)`.
 
@@ -67,7 +42,7 @@ class DLCM(ListContext):
         InputError: the feature that ranks documents does not exist or is a category, or positions are missing.
     """
 
-    def __init__(self, config: DLCMConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+    def __init__(self, config: "DLCMConfig", width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
         config.check_feature(numeric_F)
         self.config: DLCMConfig = config
@@ -78,7 +53,6 @@ class DLCM(ListContext):
         self.compare = nn.Linear(config.state, config.state * config.units)
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:
-        """Embeddings of documents in their lists."""
         if self.features is not None:
             h_ND = torch.cat([self.features(x_NF), h_ND], dim=1)
         order_N = self.config.order(groups)
@@ -94,36 +68,29 @@ class DLCM(ListContext):
         last_M = mask_ML.sum(1) - 1
         state_MA = o_MLA[torch.arange(o_MLA.shape[0], device=last_M.device), last_M]
         keys_MAU = self.compare(state_MA).tanh().unflatten(1, (o_MLA.shape[2], -1))
-        units_MLU: Tensor = o_MLA @ keys_MAU
-        return units_MLU
+        return o_MLA @ keys_MAU
 
 
-class GSFConfig(ContextSettings):
-    """GSF: a network reads several documents of a list at once and scores them together (Ai et al. 2019).
+class DLCMConfig(RankedSettings):
+    """DLCM: a recurrent network reads the initial ranking, and its last state re-ranks (Ai et al. 2018).
 
-    Source: Ai et al. 2019.
-    Proof: loop; all pairs for `size: 2`.
+    Source: Ai et al. 2018.
+    Proof: loop; order laws.
     """
 
-    kind: Literal["gsf"] = "gsf"
-    beyond_graphs: ClassVar = "chooses windows by the length of a list and by hashes"
-    size: int = Field(2, ge=1, le=100)
-    """Documents that are scored together; 1 is a pointwise network."""
-    hidden: Sizes = (256, 128)
-    """Sizes of the hidden layers."""
-    width: Size = 64
-    """Size of the embedding that the network computes for each of its documents."""
-    activation: Activation = "relu"
-    """The non-linearity."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout of hidden layers."""
-    strides: Size | None = 16
-    """Rounds of windows, the documents scored together, at inference; in a round, each document takes each place once.
-    Empty for all rounds, which are all ordered pairs if the size is 2."""
-
-    def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """A `GSF` with fresh weights."""
-        return GSF(self, width, numeric_F, cardinalities)
+    kind: Literal["dlcm"] = "dlcm"
+    context: ClassVar = DLCM
+    state: Size = 136
+    """Size of the network's state."""
+    units: Size = 3
+    """Comparisons of a document with the list's state; the size of the document's new embedding."""
+    features: bool = True
+    """Add each document's features to the encoder's embedding; this is the paper's input, with two layers of ELU as the
+    encoder."""
+    embedding: Size = 8
+    """Dimensions of the embedding of each categorical feature among these."""
+    initial_rank: Literal["positions", "feature"] = "positions"
+    """Source of the initial ranking: positions at which documents were shown, or falling values of a feature."""
 
 
 class GSF(ListContext):
@@ -141,7 +108,7 @@ class GSF(ListContext):
     within a window.
     """
 
-    def __init__(self, config: GSFConfig, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002
+    def __init__(self, config: "GSFConfig", width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002
         super().__init__()
         self.config: GSFConfig = config
         self.width = config.width
@@ -155,7 +122,6 @@ class GSF(ListContext):
         self.network = nn.Sequential(activate, dropout, *hidden, blocks)
 
     def forward(self, x_NF: Tensor, h_ND: Tensor, groups: QueryGroups) -> Contextual:  # noqa: ARG002
-        """Embeddings of documents in their lists."""
         offsets_Q1, config = groups.offsets_Q1, self.config
         if self.training:
             keys_N = torch.rand(len(h_ND), device=h_ND.device)
@@ -188,6 +154,31 @@ class GSF(ListContext):
             for place in range(config.size):
                 sums_NB = sums_NB.index_add(0, windows.document_W(place), blocks_WmB[:, place].to(sums_NB.dtype))
         return sums_NB
+
+
+class GSFConfig(ContextSettings):
+    """GSF: a network reads several documents of a list at once and scores them together (Ai et al. 2019).
+
+    Source: Ai et al. 2019.
+    Proof: loop; all pairs for `size: 2`.
+    """
+
+    kind: Literal["gsf"] = "gsf"
+    context: ClassVar = GSF
+    beyond_graphs: ClassVar = "chooses windows by the length of a list and by hashes"
+    size: int = Field(2, ge=1, le=100)
+    """Documents that are scored together; 1 is a pointwise network."""
+    hidden: Sizes = (256, 128)
+    """Sizes of the hidden layers."""
+    width: Size = 64
+    """Size of the embedding that the network computes for each of its documents."""
+    activation: Activation = "relu"
+    """The non-linearity."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout of hidden layers."""
+    strides: Size | None = 16
+    """Rounds of windows, the documents scored together, at inference; in a round, each document takes each place once.
+    Empty for all rounds, which are all ordered pairs if the size is 2."""
 
 
 class _Windows(NamedTuple):

@@ -5,7 +5,7 @@ Shapes: N documents, Q groups, F features, D embedding, P pieces of all sequence
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,8 +18,7 @@ from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.layout import layout, registered_offsets, send
 from ltrscale.models.bert import Bert, BertConfig
-from ltrscale.models.encoder import Encoder, EncoderSettings, TokenFields
-from ltrscale.models.layers import FeatureEmbedding, Sizes, hidden_layers
+from ltrscale.models.layers import Encoder, EncoderSettings, FeatureEmbedding, Sizes, TokenFields, hidden_layers
 
 TOKENS_AT_ONCE = 1 << 16
 """Tokens that are embedded together at inference, so that memory does not grow with the batch."""
@@ -51,49 +50,6 @@ class TokenNumbers(Config):
         return self
 
 
-class CrossEncoderConfig(EncoderSettings):
-    """A BERT over query and document, joined with the projected dense features ("wide and deep").
-
-    Source: SUN23, section 2.1.
-    Proof: transformers' `BertModel`; a loop over documents.
-    """
-
-    kind: Literal["cross_encoder"] = "cross_encoder"
-    bert: BertConfig = BertConfig()
-    """Sizes of the transformer; those of `network.initial` replace them."""
-    query: FieldNames = ("query",)
-    """Token fields of the query, in order."""
-    document: FieldNames = ("title", "body")
-    """Token fields of the document, in order."""
-    max_tokens: int = Field(128, ge=4, le=1_000_000)
-    """Tokens that it reads of a pair, with [CLS] and a [SEP] after each field. Longer pairs are cut from the end of the
-    last field, then of the field before it, and of the query last; the special tokens stay."""
-    features: Sizes | None = (64,)
-    """Sizes of the hidden layers that project the dense features; empty reads the text alone."""
-    vocabulary: TokenNumbers | None = None
-    """The vocabulary of the tokens; empty takes that of the training data."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        fields = (*self.query, *self.document)
-        if self.max_tokens > self.bert.positions:
-            raise ValueError(f"max_tokens: {self.max_tokens} is above bert.positions, {self.bert.positions}")
-        if self.max_tokens < 2 + len(fields):
-            raise ValueError(f"max_tokens: {self.max_tokens} leaves no room for text beside {1 + len(fields)} specials")
-        if len(set(fields)) < len(fields):
-            raise ValueError("a token field is named twice in query and document")
-        return self
-
-    @property
-    def reads_tokens(self) -> TokenFields:
-        """The token fields of query and document."""
-        return TokenFields(self.query, self.document)
-
-    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """A `CrossEncoder` with fresh weights."""
-        return CrossEncoder(self, numeric_F, cardinalities)
-
-
 class Pairs(NamedTuple):
     """The token sequence of each document with its query, end to end."""
 
@@ -105,7 +61,7 @@ class Pairs(NamedTuple):
     offsets_N1: Tensor
 
 
-def _pairs_of(groups: QueryGroups, config: CrossEncoderConfig) -> Pairs:
+def _pairs_of(groups: QueryGroups, config: "CrossEncoderConfig") -> Pairs:
     """The sequences `[CLS] query [SEP] title [SEP] body [SEP]` of all documents; an empty field keeps its [SEP]."""
     assert config.vocabulary is not None
     n, device = groups.n_documents, groups.offsets_Q1.device
@@ -158,7 +114,7 @@ class CrossEncoder(Encoder):
         InputError: the config has no vocabulary.
     """
 
-    def __init__(self, config: CrossEncoderConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+    def __init__(self, config: "CrossEncoderConfig", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
         if config.vocabulary is None:
             raise InputError("encoder.vocabulary is empty: a cross_encoder needs data with token fields")
@@ -200,6 +156,45 @@ class CrossEncoder(Encoder):
             h_TD = self.bert(pairs.ids_T[begin:end], pairs.types_T[begin:end], offsets_M1)
             parts.append(self.bert.pool(h_TD, offsets_M1))
         return torch.cat(parts)
+
+
+class CrossEncoderConfig(EncoderSettings):
+    """A BERT over query and document, joined with the projected dense features ("wide and deep").
+
+    Source: SUN23, section 2.1.
+    Proof: transformers' `BertModel`; a loop over documents.
+    """
+
+    kind: Literal["cross_encoder"] = "cross_encoder"
+    encoder: ClassVar = CrossEncoder
+    bert: BertConfig = BertConfig()
+    """Sizes of the transformer; those of `network.initial` replace them."""
+    query: FieldNames = ("query",)
+    """Token fields of the query, in order."""
+    document: FieldNames = ("title", "body")
+    """Token fields of the document, in order."""
+    max_tokens: int = Field(128, ge=4, le=1_000_000)
+    """Tokens that it reads of a pair, with [CLS] and a [SEP] after each field. Longer pairs are cut from the end of the
+    last field, then of the field before it, and of the query last; the special tokens stay."""
+    features: Sizes | None = (64,)
+    """Sizes of the hidden layers that project the dense features; empty reads the text alone."""
+    vocabulary: TokenNumbers | None = None
+    """The vocabulary of the tokens; empty takes that of the training data."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        fields = (*self.query, *self.document)
+        if self.max_tokens > self.bert.positions:
+            raise ValueError(f"max_tokens: {self.max_tokens} is above bert.positions, {self.bert.positions}")
+        if self.max_tokens < 2 + len(fields):
+            raise ValueError(f"max_tokens: {self.max_tokens} leaves no room for text beside {1 + len(fields)} specials")
+        if len(set(fields)) < len(fields):
+            raise ValueError("a token field is named twice in query and document")
+        return self
+
+    @property
+    def reads_tokens(self) -> TokenFields:
+        return TokenFields(self.query, self.document)
 
 
 def _cuts(offsets_N1: NDArray[np.int64]) -> list[int]:

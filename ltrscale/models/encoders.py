@@ -1,13 +1,14 @@
 """Encoders: they map the transformed features of each document to an embedding that depends on that document only.
 
-DeepFM and DCNv2 multiply features with one another; TabM is in `models/tabm.py`.
+DeepFM and DCNv2 multiply features with one another; TabM is several networks that share weights.
 
 Shapes: N documents, F features, P numeric features, C categorical features, D embedding, H hidden layer of a block; E
-dimensions of a field's vector.
+dimensions of a field's vector; M members, A and B inputs and outputs of a layer, X = M * B.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from itertools import pairwise
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +16,32 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ltrscale.models.batch_norm import MicroBatchNorm
-from ltrscale.models.encoder import Encoder, EncoderSettings
 from ltrscale.models.layers import (
     Activation,
     Dropout,
+    Encoder,
+    EncoderSettings,
     FeatureEmbedding,
+    InputLayer,
     Layers,
     Size,
     Sizes,
     activation,
     hidden_layers,
 )
+
+
+class Identity(Encoder):
+    """The features themselves; with a head of one layer, RankSVM's linear model."""
+
+    def __init__(self, config: "IdentityConfig", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+        super().__init__()
+        self.config = config
+        self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
+        self.width = self.features.width
+
+    def forward(self, x_NF: Tensor) -> Tensor:
+        return self.features(x_NF)
 
 
 class IdentityConfig(EncoderSettings):
@@ -36,25 +52,7 @@ class IdentityConfig(EncoderSettings):
     """
 
     kind: Literal["identity"] = "identity"
-
-    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """An `Identity` for these features."""
-        return Identity(self, numeric_F, cardinalities)
-
-
-class Identity(Encoder):
-    """The features themselves; with a head of one layer, RankSVM's linear model."""
-
-    def __init__(self, config: IdentityConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
-        super().__init__()
-        self.config = config
-        self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
-        self.width = self.features.width
-
-    def forward(self, x_NF: Tensor) -> Tensor:
-        """Transformed features [N, F] to embeddings [N, D]."""
-        h_ND: Tensor = self.features(x_NF)
-        return h_ND
+    encoder: ClassVar = Identity
 
 
 class LayeredSettings(EncoderSettings):
@@ -76,6 +74,20 @@ class LayeredSettings(EncoderSettings):
         )
 
 
+class MLP(Encoder):
+    """Multilayer perceptron without its last linear layer."""
+
+    def __init__(self, config: "MLPConfig", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+        super().__init__()
+        self.config = config
+        self.width = config.hidden[-1]
+        self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
+        self.layers = config.layers(self.features.width)
+
+    def forward(self, x_NF: Tensor) -> Tensor:
+        return self.layers(self.features(x_NF))
+
+
 class MLPConfig(LayeredSettings):
     """Hidden layers, each of linear, optional norm, activation, dropout.
 
@@ -84,54 +96,11 @@ class MLPConfig(LayeredSettings):
     """
 
     kind: Literal["mlp"] = "mlp"
+    encoder: ClassVar = MLP
     hidden: Sizes = (512, 256, 128)
     """Sizes of the hidden layers; the last is the size of the embedding. BUYL23 has 512, 256, 128."""
     dropout: float = Field(0.25, ge=0, lt=1)
     """Dropout after each hidden layer (BUYL23: 0.25); a multiple of 1/256 on a CPU."""
-
-    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """An `MLP` with fresh weights."""
-        return MLP(self, numeric_F, cardinalities)
-
-
-class MLP(Encoder):
-    """Multilayer perceptron without its last linear layer."""
-
-    def __init__(self, config: MLPConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
-        super().__init__()
-        self.config = config
-        self.width = config.hidden[-1]
-        self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
-        self.layers = config.layers(self.features.width)
-
-    def forward(self, x_NF: Tensor) -> Tensor:
-        """Transformed features [N, F] to embeddings [N, D]."""
-        h_ND: Tensor = self.layers(self.features(x_NF))
-        return h_ND
-
-
-class IndustrialMLPConfig(EncoderSettings):
-    """The MLP that HOU24 trains on its shopping log, with batch norm and dropout on inputs and hidden layers.
-
-    Source: HOU24, A.2.5.
-    Proof: layer by layer.
-    """
-
-    kind: Literal["industrial_mlp"] = "industrial_mlp"
-    width: Size = 136
-    """Size of the hidden layers and of the embedding; HOU24 does not state it."""
-    layers: Layers = 4
-    """Hidden layers."""
-    activation: Activation = "relu"
-    """The non-linearity."""
-    input_dropout: float = Field(0.1, ge=0, lt=1)
-    """Dropout on the normalised inputs; HOU24 does not state it."""
-    dropout: float = Field(0.1, ge=0, lt=1)
-    """Dropout after each hidden layer; HOU24 does not state it. On a CPU both are multiples of 1/256."""
-
-    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """An `IndustrialMLP` with fresh weights."""
-        return IndustrialMLP(self, numeric_F, cardinalities)
 
 
 class IndustrialMLP(Encoder):
@@ -141,7 +110,7 @@ class IndustrialMLP(Encoder):
     details; here they are the feature transform for numeric features and an embedding for each categorical one.
     """
 
-    def __init__(self, config: IndustrialMLPConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+    def __init__(self, config: "IndustrialMLPConfig", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
         self.config = config
         self.width = config.width
@@ -157,43 +126,34 @@ class IndustrialMLP(Encoder):
         )
 
     def forward(self, x_NF: Tensor) -> Tensor:
-        """Transformed features [N, F] to embeddings [N, D]."""
-        h_ND: Tensor = self.layers(self.dropout(self.norm(self.features(x_NF))))
-        return h_ND
+        return self.layers(self.dropout(self.norm(self.features(x_NF))))
 
 
-class ResNetConfig(EncoderSettings):
-    """The tabular ResNet of Gorishniy et al. 2021 without its last linear layer.
+class IndustrialMLPConfig(EncoderSettings):
+    """The MLP that HOU24 trains on its shopping log, with batch norm and dropout on inputs and hidden layers.
 
-    Source: Gorishniy et al. 2021.
-    Proof: equals `rtdl_revisiting_models`.
+    Source: HOU24, A.2.5.
+    Proof: layer by layer.
     """
 
-    kind: Literal["resnet"] = "resnet"
+    kind: Literal["industrial_mlp"] = "industrial_mlp"
+    encoder: ClassVar = IndustrialMLP
     width: Size = 136
-    """Size of the embedding, and of every block's input and output."""
-    blocks: Layers = 3
-    """Number of residual blocks."""
-    hidden_factor: float = Field(1.0, gt=0)
-    """Size of a block's hidden layer, as a multiple of the width."""
-    dropout: float = Field(0.1, ge=0, lt=1)
-    """Dropout after both linear layers of a block; a multiple of 1/256 on a CPU."""
+    """Size of the hidden layers and of the embedding; HOU24 does not state it."""
+    layers: Layers = 4
+    """Hidden layers."""
     activation: Activation = "relu"
-    """The non-linearity; the public code of HOU24 has gelu in the blocks."""
-    last_activation: Activation | None = None
-    """The non-linearity after the last norm; that of the blocks by default. The public code of HOU24 has relu."""
-    input_bias: bool = True
-    """Whether the first linear layer has a bias; the public code of HOU24 has none."""
-
-    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """A `ResNet` with fresh weights."""
-        return ResNet(self, numeric_F, cardinalities)
+    """The non-linearity."""
+    input_dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout on the normalised inputs; HOU24 does not state it."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout after each hidden layer; HOU24 does not state it. On a CPU both are multiples of 1/256."""
 
 
 class _ResNetBlock(nn.Module):
     """`x + drop(linear(drop(act(linear(norm(x))))))` (Gorishniy et al. 2021, section 3.2)."""
 
-    def __init__(self, config: ResNetConfig) -> None:
+    def __init__(self, config: "ResNetConfig") -> None:
         super().__init__()
         hidden = max(1, round(config.width * config.hidden_factor))
         self.norm = MicroBatchNorm(config.width)
@@ -211,7 +171,7 @@ class _ResNetBlock(nn.Module):
 class ResNet(Encoder):
     """Tabular ResNet: embedding of categories, linear layer, residual blocks, norm, activation."""
 
-    def __init__(self, config: ResNetConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+    def __init__(self, config: "ResNetConfig", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
         self.config = config
         self.width = config.width
@@ -222,32 +182,32 @@ class ResNet(Encoder):
         self.activate = activation(config.last_activation or config.activation)
 
     def forward(self, x_NF: Tensor) -> Tensor:
-        """Transformed features [N, F] to embeddings [N, D]."""
-        h_ND: Tensor = self.activate(self.norm(self.blocks(self.linear(self.features(x_NF)))))
-        return h_ND
+        return self.activate(self.norm(self.blocks(self.linear(self.features(x_NF)))))
 
 
-class DeepFMConfig(LayeredSettings):
-    """DeepFM of Guo et al. 2017: a factorization machine and an MLP that share the vectors of the features.
+class ResNetConfig(EncoderSettings):
+    """The tabular ResNet of Gorishniy et al. 2021 without its last linear layer.
 
-    Source: Guo et al. 2017.
-    Proof: equals `deepctr_torch`.
+    Source: Gorishniy et al. 2021.
+    Proof: equals `rtdl_revisiting_models`.
     """
 
-    kind: Literal["deepfm"] = "deepfm"
-    hidden: Sizes = (400, 400, 400)
-    """Sizes of the MLP's hidden layers, by default those of Guo et al."""
-    dropout: float = Field(0.5, ge=0, lt=1)
-    """Dropout after each hidden layer (Guo et al.: 0.5); a multiple of 1/256 on a CPU."""
-    embedding: Size = 8
-    """Dimensions of each feature's vector (HOU24: 8)."""
-    numeric_fields: bool = True
-    """Numeric features have vectors too, multiplied by their values (Guo et al., equation 2). If false, they enter only
-    the first-order term and the MLP, as plain numbers, like in common CTR libraries."""
-
-    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """A `DeepFM` with fresh weights."""
-        return DeepFM(self, numeric_F, cardinalities)
+    kind: Literal["resnet"] = "resnet"
+    encoder: ClassVar = ResNet
+    width: Size = 136
+    """Size of the embedding, and of every block's input and output."""
+    blocks: Layers = 3
+    """Number of residual blocks."""
+    hidden_factor: float = Field(1.0, gt=0)
+    """Size of a block's hidden layer, as a multiple of the width."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout after both linear layers of a block; a multiple of 1/256 on a CPU."""
+    activation: Activation = "relu"
+    """The non-linearity; the public code of HOU24 has gelu in the blocks."""
+    last_activation: Activation | None = None
+    """The non-linearity after the last norm; that of the blocks by default. The public code of HOU24 has relu."""
+    input_bias: bool = True
+    """Whether the first linear layer has a bias; the public code of HOU24 has none."""
 
 
 def _factorization(x_NP: Tensor, vectors_PE: Tensor, embedded_NCE: Tensor) -> Tensor:
@@ -266,9 +226,9 @@ class DeepFM(Encoder):
     small that the second-order term has a deviation of about 1 on standardised features.
     """
 
-    config: DeepFMConfig
+    config: "DeepFMConfig"
 
-    def __init__(self, config: DeepFMConfig, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+    def __init__(self, config: "DeepFMConfig", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
         self.config = config
         self.width = 2 + config.hidden[-1]
@@ -287,7 +247,6 @@ class DeepFM(Encoder):
         self.first, self.rest = first, nn.Sequential(*further)
 
     def forward(self, x_NF: Tensor) -> Tensor:
-        """Transformed features [N, F] to embeddings [N, D]."""
         x_NP, embedded_NCE = self.features.split(x_NF)
         in_fields_NP = x_NP[:, : len(self.vectors_PE)]
         with torch.autocast(x_NF.device.type, enabled=False):  # bfloat16 would lose the difference of large sums
@@ -306,28 +265,24 @@ class DeepFM(Encoder):
         return torch.cat([(weight_HPE * self.vectors_PE).sum(2), self.first.weight[:, numeric:]], dim=1)
 
 
-class DCNv2Config(LayeredSettings):
-    """DCN V2 of Wang et al. 2021: layers that multiply with the input, followed by an MLP or in parallel with it.
+class DeepFMConfig(LayeredSettings):
+    """DeepFM of Guo et al. 2017: a factorization machine and an MLP that share the vectors of the features.
 
-    Source: Wang et al. 2021.
+    Source: Guo et al. 2017.
     Proof: equals `deepctr_torch`.
     """
 
-    kind: Literal["dcnv2"] = "dcnv2"
-    cross_layers: Layers = 3
-    """Cross layers (HOU24: 2, 3 or 4); n layers give products of up to n + 1 features."""
-    rank: Size | None = None
-    """Rank of the matrices of the cross layers; full matrices by default."""
-    structure: Literal["stacked", "parallel"] = "stacked"
-    """`stacked`: the MLP reads the output of the cross layers; `parallel`: it reads the input, as they do."""
-    hidden: Sizes = (400, 400)
-    """Sizes of the MLP's hidden layers; HOU24 does not state them."""
-    dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
-
-    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
-        """A `DCNv2` with fresh weights."""
-        return DCNv2(self, numeric_F, cardinalities)
+    kind: Literal["deepfm"] = "deepfm"
+    encoder: ClassVar = DeepFM
+    hidden: Sizes = (400, 400, 400)
+    """Sizes of the MLP's hidden layers, by default those of Guo et al."""
+    dropout: float = Field(0.5, ge=0, lt=1)
+    """Dropout after each hidden layer (Guo et al.: 0.5); a multiple of 1/256 on a CPU."""
+    embedding: Size = 8
+    """Dimensions of each feature's vector (HOU24: 8)."""
+    numeric_fields: bool = True
+    """Numeric features have vectors too, multiplied by their values (Guo et al., equation 2). If false, they enter only
+    the first-order term and the MLP, as plain numbers, like in common CTR libraries."""
 
 
 class _CrossLayer(nn.Module):
@@ -339,8 +294,7 @@ class _CrossLayer(nn.Module):
         self.linear = nn.Linear(rank or width, width)
 
     def forward(self, x0_ND: Tensor, x_ND: Tensor) -> Tensor:
-        crossed_ND: Tensor = x0_ND * self.linear(self.down(x_ND)) + x_ND
-        return crossed_ND
+        return x0_ND * self.linear(self.down(x_ND)) + x_ND
 
 
 class DCNv2(Encoder):
@@ -350,9 +304,9 @@ class DCNv2(Encoder):
     hidden layer (`stacked`), or `[cross layers' output, last hidden layer]` (`parallel`).
     """
 
-    config: DCNv2Config
+    config: "DCNv2Config"
 
-    def __init__(self, config: DCNv2Config, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+    def __init__(self, config: "DCNv2Config", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
         super().__init__()
         self.config = config
         self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
@@ -362,12 +316,138 @@ class DCNv2(Encoder):
         self.mlp = config.layers(width)
 
     def forward(self, x_NF: Tensor) -> Tensor:
-        """Transformed features [N, F] to embeddings [N, D]."""
         x0_ND = self.features(x_NF)
         x_ND = x0_ND
         for layer in self.cross:
             x_ND = layer(x0_ND, x_ND)
         if self.config.structure == "parallel":
             return torch.cat([x_ND, self.mlp(x0_ND)], dim=1)
-        h_ND: Tensor = self.mlp(x_ND)
-        return h_ND
+        return self.mlp(x_ND)
+
+
+class DCNv2Config(LayeredSettings):
+    """DCN V2 of Wang et al. 2021: layers that multiply with the input, followed by an MLP or in parallel with it.
+
+    Source: Wang et al. 2021.
+    Proof: equals `deepctr_torch`.
+    """
+
+    kind: Literal["dcnv2"] = "dcnv2"
+    encoder: ClassVar = DCNv2
+    cross_layers: Layers = 3
+    """Cross layers (HOU24: 2, 3 or 4); n layers give products of up to n + 1 features."""
+    rank: Size | None = None
+    """Rank of the matrices of the cross layers; full matrices by default."""
+    structure: Literal["stacked", "parallel"] = "stacked"
+    """`stacked`: the MLP reads the output of the cross layers; `parallel`: it reads the input, as they do."""
+    hidden: Sizes = (400, 400)
+    """Sizes of the MLP's hidden layers; HOU24 does not state them."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
+
+
+class TabM(Encoder):
+    """TabM (Gorishniy et al. 2025, section 3) before its last linear layers: `[h_1, .., h_M]` of M members.
+
+    A layer of member m is `s_m * (W (r_m * x)) + b_m`, where W is shared. The factors r of the first layer start as
+    random signs, and all others as 1: at first members differ in their inputs only. `mini` has only the factors of the
+    first inputs; all layers are shared.
+    """
+
+    config: "TabMConfig"
+
+    def __init__(self, config: "TabMConfig", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+        super().__init__()
+        self.config, self.members = config, config.members
+        self.width = config.members * config.hidden[-1]
+        self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
+        self.signs = _Signs(config.members, self.features.width)
+        layers: list[nn.Module] = []
+        for number, (a, b) in enumerate(pairwise([self.features.width, *config.hidden])):
+            full = (
+                _AdaptedLinear(config.members, a, b, scales_inputs=number > 0) if config.structure == "full" else None
+            )
+            norm = [_MemberNorm(config.members * b)] if config.batch_norm else []
+            layers += [full or nn.Linear(a, b), *norm, activation(config.activation), Dropout(config.dropout)]
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x_NF: Tensor) -> Tensor:
+        x_NA, (first, *others) = self.features(x_NF), self.layers
+        if self.training or not isinstance(first, _AdaptedLinear):
+            x_NMB: Tensor = first(self.signs(x_NA))
+        else:
+            x_NMB = first.of_shared(x_NA, self.signs.r_MA)
+        for layer in others:
+            x_NMB = layer(x_NMB)
+        return x_NMB.flatten(1)
+
+
+class TabMConfig(LayeredSettings):
+    """TabM: members of one MLP that share its weights, and differ in factors of inputs and outputs of its layers.
+
+    Source: Gorishniy et al. 2025.
+    Proof: equals `tabm`; one member equals `mlp`.
+    """
+
+    kind: Literal["tabm"] = "tabm"
+    encoder: ClassVar = TabM
+    members: int = Field(16, ge=1, le=1000)
+    """Networks in one, each with its own head and loss; 32 in the paper. Time and memory of a step grow with their
+    number, the size of the weights hardly does."""
+    structure: Literal["full", "mini"] = "full"
+    """Which parts of the MLP each member has for itself: `full` factors of inputs and outputs and the bias of every
+    layer, `mini` factors of the first inputs only."""
+    hidden: Sizes = (512, 512, 512)
+    """Sizes of the hidden layers; the last is the size of a member's embedding."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Dropout after each hidden layer; a multiple of 1/256 on a CPU."""
+    batch_norm: bool = False
+    """BatchNorm before each activation, with statistics, scale and shift of each member; not in the paper."""
+
+
+class _Signs(InputLayer):
+    """The inputs [N, A] of each member, [N, M, A]: multiplied by learnt factors, which start as random signs."""
+
+    def __init__(self, members: int, width: int) -> None:
+        super().__init__()
+        self.r_MA = nn.Parameter(torch.randint(0, 2, (members, width)) * 2.0 - 1)
+
+    def forward(self, x_NA: Tensor) -> Tensor:
+        return x_NA[:, None] * self.r_MA
+
+
+class _AdaptedLinear(nn.Module):
+    """A linear layer that members share, with factors of each (BatchEnsemble): `s_m * (W (r_m * x)) + b_m`.
+
+    Scoring multiplies by weights with the factors inside, `s_m W r_m`, which saves two passes over the documents.
+    """
+
+    def __init__(self, members: int, inputs: int, outputs: int, *, scales_inputs: bool) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs, bias=False)
+        self.r_MA = nn.Parameter(torch.ones(members, inputs)) if scales_inputs else None
+        self.s_MB = nn.Parameter(torch.ones(members, outputs))
+        bias_B = torch.empty(outputs).uniform_(-(inputs**-0.5), inputs**-0.5)
+        self.bias_MB = nn.Parameter(bias_B.repeat(members, 1))
+
+    def forward(self, x_NMA: Tensor) -> Tensor:
+        if self.training or self.r_MA is None:
+            x_NMA = x_NMA if self.r_MA is None else x_NMA * self.r_MA
+            return torch.addcmul(self.bias_MB, self.linear(x_NMA), self.s_MB)
+        weights_MAB = self._weights_MBA(self.r_MA).transpose(1, 2)
+        return torch.baddbmm(self.bias_MB[:, None], x_NMA.transpose(0, 1), weights_MAB).transpose(0, 1)
+
+    def of_shared(self, x_NA: Tensor, r_MA: Tensor) -> Tensor:
+        """The outputs [N, M, B] of inputs that members share before their factors r."""
+        weights_XA = self._weights_MBA(r_MA).flatten(0, 1)
+        return F.linear(x_NA, weights_XA, self.bias_MB.flatten()).view(-1, *self.bias_MB.shape)
+
+    def _weights_MBA(self, r_MA: Tensor) -> Tensor:
+        return self.linear.weight * self.s_MB[:, :, None] * r_MA[:, None]
+
+
+class _MemberNorm(MicroBatchNorm):
+    """BatchNorm of members [N, M, B], with statistics of each."""
+
+    def forward(self, x_NMB: Tensor) -> Tensor:
+        return super().forward(x_NMB.flatten(1)).view_as(x_NMB)

@@ -287,8 +287,7 @@ class _ExampleAttention(nn.Module):
             logits_BNM = logits_BNM.masked_fill(own_NM, -1e9)  # finite, because a single list has no others to read
         shares_BNM = logits_BNM.softmax(-1)
         shares_BNM = shares_BNM if own_NM is None else shares_BNM.masked_fill(own_NM, 0)
-        added_BND: Tensor = self.out(shares_BNM @ values_BMD)
-        return added_BND
+        return self.out(shares_BNM @ values_BMD)
 
 
 def _mlp(width: int, hidden: int, out: int) -> nn.Sequential:
@@ -350,8 +349,7 @@ class InContextNetwork(nn.Module):
         n_examples_B1 = torch.full_like(rate_B1, math.log(n_examples) - 5)
         n_features_B1 = torch.full_like(rate_B1, math.log(n_features) - 3)
         known_BF3 = torch.cat([n_examples_B1, rate_B1, n_features_B1], 1)[:, None]
-        token_BFT: Tensor = self.first_token(torch.cat([std_BFK, known_BF3.expand(-1, n_features, -1)], -1))
-        return token_BFT
+        return self.first_token(torch.cat([std_BFK, known_BF3.expand(-1, n_features, -1)], -1))
 
     def _state(self, documents: _Documents, rate_B1: Tensor, *, is_example: bool) -> _DocumentState:
         """The first states, from the labels of examples and the lengths of lists; scores are 0."""

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, standardise_groups
 from ltrscale.config import Config
-from ltrscale.models.encoder import Encoder
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.layers import InputLayer, SeparateLinear, Size
+from ltrscale.models.layers import Encoder, InputLayer, SeparateLinear, Size
 
 
 class _NumberSettings(Config):
@@ -90,11 +89,9 @@ class PLEConfig(_NumberSettings):
 
     @property
     def fitted_bins(self) -> int:
-        """The bins of each feature."""
         return self.bins
 
     def build(self, transform: FeatureTransform) -> _NumberEmbedding:
-        """A `_PiecewiseLinear` with fresh weights."""
         return _PiecewiseLinear(self, transform)
 
 
@@ -146,7 +143,6 @@ class PLRConfig(_NumberSettings):
     """Dimensions of the embedding of each feature."""
 
     def build(self, transform: FeatureTransform) -> _NumberEmbedding:
-        """A `_Periodic` with fresh weights."""
         return _Periodic(self, transform)
 
 
@@ -161,8 +157,7 @@ class _Periodic(_NumberEmbedding):
 
     def embed(self, x_NP: Tensor) -> Tensor:
         v_NPK = 2 * math.pi * self.frequencies_PK * x_NP[..., None]
-        embedded_NPE: Tensor = self.linear(torch.cat([v_NPK.cos(), v_NPK.sin()], -1)).relu()
-        return embedded_NPE
+        return self.linear(torch.cat([v_NPK.cos(), v_NPK.sin()], -1)).relu()
 
 
 class InFront(Encoder):
@@ -174,5 +169,4 @@ class InFront(Encoder):
         self.config, self.width, self.members = encoder.config, encoder.width, encoder.members
 
     def embed(self, x_NF: Tensor, groups: QueryGroups) -> Tensor:
-        """Embeddings [N, width] of a batch's documents."""
         return self.encoder.embed(self.numbers(x_NF, groups.offsets_Q1), groups)

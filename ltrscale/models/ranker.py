@@ -98,8 +98,7 @@ class Projector(nn.Module):
 
     def forward(self, h_ND: Tensor) -> Tensor:
         """Embeddings [N, D] to projections [N, P]."""
-        z_NP: Tensor = self.layers(h_ND)
-        return z_NP
+        return self.layers(h_ND)
 
     def first(self, layers: int) -> nn.Sequential:
         """The first hidden layers with their norms and activations, for finetuning (HOU23, section 5)."""
@@ -238,8 +237,7 @@ class Ranker(nn.Module):
         h_ND = self.encoder.each(self.neck, self.encoder.embed(x_NF, groups))
         if self.context is None:
             return Contextual(h_ND)
-        contextual: Contextual = self.context(x_NF, h_ND, groups)
-        return contextual
+        return self.context(x_NF, h_ND, groups)
 
     def score(self, groups: QueryGroups) -> RankerScores:
         """Scores [N], and logits of the list head [Q, C]."""
@@ -254,8 +252,7 @@ class Ranker(nn.Module):
 
     def penultimate(self, groups: QueryGroups) -> Tensor:
         """The input of the last linear layer, shape [N, D], with members side by side."""
-        last_ND: Tensor = self.head[:-1](self.embed(groups).documents_ND).flatten(1)
-        return last_ND
+        return self.head[:-1](self.embed(groups).documents_ND).flatten(1)
 
     def forward(self, groups: QueryGroups) -> Tensor:
         """Scores [N]."""

@@ -64,8 +64,7 @@ class HostTable(nn.Module):
             return F.embedding(ids_NC.cpu(), self.weight).to(ids_NC.device)
         from ltrscale.models import uncompiled  # loads the compiler
 
-        lent_NCE: Tensor = uncompiled.call(self._lend, ids_NC)  # what is lent outlives the call
-        return lent_NCE
+        return uncompiled.call(self._lend, ids_NC)  # what is lent outlives the call
 
     def _lend(self, ids_NC: Tensor) -> Tensor:
         if self._plan is None:

@@ -100,7 +100,6 @@ class ZeroingConfig(Augmentation):
     """Share of the entries that are set to 0."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The documents with random entries set to 0."""
         return x_NF.masked_fill(random_entries(x_NF, self.probability, draw.generator), 0.0)
 
 
@@ -117,7 +116,6 @@ class GaussianConfig(Augmentation):
     """Standard deviation of the noise, in units of the normalised features."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The documents with noise on their numeric features."""
         return add_noise(x_NF, draw.numeric_F, scale=self.scale, generator=draw.generator)
 
 
@@ -135,7 +133,6 @@ class SwapInGroupConfig(Augmentation):
     """Share of the entries that are replaced; HOU23 tries .2 and .7, and .6 was best in docs/results/study-news.md."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The documents with values of others from their group."""
         return swap_in_group(x_NF, draw.offsets_Q1, probability=self.probability, generator=draw.generator)
 
 
@@ -147,12 +144,10 @@ class SwapInBatchConfig(Augmentation):
     """Share of the entries that are replaced."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The documents with values of others from the micro-batch."""
         return swap_in_group(x_NF, joined(draw.offsets_Q1), probability=self.probability, generator=draw.generator)
 
     @property
     def mixes_groups(self) -> bool:
-        """Always True."""
         return True
 
 
@@ -223,7 +218,6 @@ class MarginalConfig(Augmentation):
 
     @property
     def needs_marginals(self) -> bool:
-        """Always True."""
         return True
 
 
@@ -274,7 +268,6 @@ class MixupConfig(Augmentation):
 
     @property
     def mixes_groups(self) -> bool:
-        """Always True."""
         return True
 
 
@@ -324,19 +317,16 @@ class ComposeConfig(Augmentation):
     """Applied in this order, each to the view made by the step before it."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
-        """Apply the steps in order."""
         for step in self.steps:
             x_NF = step.view(x_NF, draw)
         return x_NF
 
     @property
     def needs_marginals(self) -> bool:
-        """Whether any step draws from the training marginals."""
         return any(step.needs_marginals for step in self.steps)
 
     @property
     def mixes_groups(self) -> bool:
-        """Whether any step does."""
         return any(step.mixes_groups for step in self.steps)
 
 

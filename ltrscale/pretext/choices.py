@@ -8,9 +8,8 @@ from typing import Annotated
 from pydantic import Field
 
 from ltrscale.pretext.contrast import DaclConfig, ScarfConfig, SimCLRConfig, SimCLRRankConfig, SimCLRSampleConfig
-from ltrscale.pretext.masked_language import MaskedLanguageConfig
-from ltrscale.pretext.reconstruct import SubTabConfig, VimeConfig
-from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.pretext.objective import SimSiamConfig
+from ltrscale.pretext.reconstruct import MaskedLanguageConfig, SubTabConfig, VimeConfig
 
 FeatureMethodConfig = Annotated[
     SimCLRRankConfig

@@ -17,12 +17,11 @@ from torch.autograd.function import once_differentiable
 from ltrscale.batch import joined, length_chunks
 from ltrscale.devices import block_entries
 from ltrscale.layout import Chunks
-from ltrscale.models.encoder import Encoder
+from ltrscale.models.layers import Encoder
 from ltrscale.models.ranker import Projector
 from ltrscale.pretext import fused
 from ltrscale.pretext.augment import MIXUPS, Augmentation, Draw, MarginalConfig, Mixup, MixupConfig
-from ltrscale.pretext.objective import CONTRAST_DOCUMENTS, AddedModules, ContrastDocuments, Pretrainer
-from ltrscale.pretext.siamese import Siamese
+from ltrscale.pretext.objective import CONTRAST_DOCUMENTS, AddedModules, ContrastDocuments, Pretrainer, Siamese
 from ltrscale.pretext.watch import unit_vectors
 
 SIMILARITIES_PER_BLOCK = 1 << 18
@@ -39,11 +38,9 @@ class Contrastive(Siamese):
     """Divides the cosine similarities."""
 
     def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:  # noqa: ARG002
-        """A projector."""
         return AddedModules(projector=Projector(encoder.member_width, self.projector))
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:
-        """The InfoNCE loss of each document."""
         kept, on_gpu = self.with_positive, z0_NP.device.type != "cpu"  # on a CPU the number of chunks varies too much
         compiled = on_gpu and net.compiled
         return simclr_rank(z0_NP, z1_NP, among_Q1, temperature=self.temperature, with_positive=kept, compiled=compiled)
@@ -69,7 +66,6 @@ class _AcrossGroups(Contrastive):
     """Documents are contrasted in runs of neighbouring groups of about this many; null takes the whole micro-batch."""
 
     def among(self, offsets_Q1: Tensor) -> Tensor:
-        """Offsets of the runs of neighbouring groups."""
         return joined(offsets_Q1, self.contrast_documents)
 
 
@@ -142,8 +138,7 @@ def simclr_rank(
     with torch.autocast(device.type, enabled=False):  # autocast would compute matmuls in bfloat16
         if compiled and sum(4 * m * length**2 for m, length in chunks.shapes) <= 4 * block_entries(device):
             similar = fused.Similarities(1 / temperature, with_positive, half)
-            fused_N: Tensor = fused.compiled()(z0_ND, z1_ND, chunks, similar)
-            return fused_N
+            return fused.compiled()(z0_ND, z1_ND, chunks, similar)
         views_N2D = unit_vectors(torch.stack([z0_ND, z1_ND], 1))
         positive_N = (views_N2D[:, 0] * views_N2D[:, 1]).sum(-1) / temperature
         total_N2: Tensor = _GroupLogSumExp.apply(views_N2D, offsets_Q1, temperature, with_positive)  # type: ignore[no-untyped-call]
@@ -189,7 +184,6 @@ class ScarfConfig(_AcrossGroups):
         return x_NF, draw.masked(corruption.view(x_NF, draw))
 
     def compare(self, net: Pretrainer, z0_NP: Tensor, z1_NP: Tensor, among_Q1: Tensor) -> Tensor:  # noqa: ARG002
-        """The SCARF loss of each document."""
         return scarf(z0_NP, z1_NP, among_Q1, temperature=self.temperature)
 
     def uninformed(self, negatives_N: Tensor) -> Tensor:
@@ -246,7 +240,6 @@ class DaclConfig(_AcrossGroups):
     """Ways to mix, one drawn for each document; HOU24's public code has `linear` and `binary`."""
 
     def views(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
-        """Two mixtures of each document, see `MixupConfig.view`."""
         mixture = MixupConfig(amount=self.amount, forms=self.forms)
         first_NF = draw.masked(mixture.view(x_NF, draw))
         return first_NF, draw.masked(mixture.view(x_NF, draw))

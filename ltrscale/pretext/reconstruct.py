@@ -1,16 +1,18 @@
-"""Reconstruction of features: the decoder and its error; VIME-self and SubTab, one value per document.
+"""Reconstruction: VIME-self and SubTab restore features, one value per document, masked language modelling tokens.
 
 VIME-self also detects corrupted features. SubTab reconstructs all features from overlapping subsets, and aligns the
-projections of these.
+projections of these. Masked language modelling has one value per hidden token of query and document.
 
 Shapes: N documents, Q1 offsets of groups, F features, C categorical ones, D embedding, O outputs (a value for each
-numeric feature, then class logits), K subsets of the features, R pairs of them, P projection.
+numeric feature, then class logits), K subsets of the features, R pairs of them, P projection; T tokens of all
+sequences, M hidden ones, V tokens of the vocabulary.
 """
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,8 +23,9 @@ from torch import Tensor, nn
 from ltrscale.batch import at_least_float32, joined, repeated
 from ltrscale.config import Config
 from ltrscale.layout import send
-from ltrscale.models.encoder import Encoder
-from ltrscale.models.layers import Layers, Size
+from ltrscale.models.bert import initialise
+from ltrscale.models.cross_encoder import CrossEncoder, Pairs, TokenNumbers
+from ltrscale.models.layers import Encoder, Layers, Size
 from ltrscale.models.ranker import HeadConfig, Projector, ProjectorConfig, mlp_head
 from ltrscale.pretext.augment import Draw, add_noise, permute_columns, random_entries
 from ltrscale.pretext.contrast import simclr_rank
@@ -114,8 +117,7 @@ class FeatureDecoder(nn.Module):
 
     def forward(self, h_ND: Tensor) -> Tensor:
         """Embeddings [N, D] to reconstructions [N, O]."""
-        decoded_NO: Tensor = self.layers(h_ND)
-        return decoded_NO
+        return self.layers(h_ND)
 
 
 def _vime_corrupt(x_NF: Tensor, *, rate: float, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -179,11 +181,9 @@ class VimeConfig(Objective):
     decoder: DecoderConfig = DecoderConfig()
 
     def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:
-        """A decoder, which reads all members at once; no projector."""
         return AddedModules(decoder=_VimeDecoder(self.decoder, encoder.width, numeric_F, cardinalities))
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The VIME loss of each document."""
         corrupted_NF, changed_NF = _vime_corrupt(x_NF, rate=self.rate, generator=draw.generator)
         decoded_NO, mask_logits_NF = net.decoder(net.embed(corrupted_NF, draw))
         cardinalities = net.transform.cardinalities
@@ -286,11 +286,9 @@ class SubTabConfig(Objective):
 
     @property
     def projector_layers(self) -> int:
-        """Hidden layers of the projector."""
         return self.projector.layers
 
     def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:
-        """A projector, and a decoder that reads all members at once, as the contrast does."""
         projector = Projector(encoder.member_width, self.projector)
         return AddedModules(
             projector=projector, decoder=FeatureDecoder(self.decoder, encoder.width, numeric_F, cardinalities)
@@ -319,7 +317,6 @@ class SubTabConfig(Objective):
         return torch.stack(views)
 
     def losses(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> Tensor:
-        """The SubTab loss of each document."""
         h_KND = [net.embed(view_NF, draw) for view_NF in draw.masked(self.views(x_NF, draw))]
         z_KNP = torch.stack([net.projected(h_ND) for h_ND in h_KND])
         among_Q1 = draw.offsets_Q1 if self.within_groups else joined(draw.offsets_Q1, self.contrast_documents)
@@ -341,3 +338,89 @@ class SubTabConfig(Objective):
                 )
                 net.watch.add(of_views, losses_N, torch.zeros_like(losses_N))  # the loss is not contrast alone
         return losses_N
+
+
+MASKED, RANDOM = 0.8, 0.1
+"""Shares of the chosen tokens that become [MASK] and a random token; the others stay as they are (Devlin et al.)."""
+
+
+class MaskedLanguageConfig(Objective):
+    """Masked language modelling: restore hidden tokens of query and document from the others.
+
+    Source: Devlin et al. 2019, section 3.1.
+    Proof: loop; frequencies of the draws.
+    """
+
+    kind: Literal["masked_language"] = "masked_language"
+    reads_tokens: ClassVar[bool] = True
+    rate: float = Field(0.15, gt=0, le=1)
+    """Share of the tokens of queries and documents to restore. Of these 80% become [MASK], 10% a random token, and 10%
+    stay."""
+
+    def added_modules(self, encoder: Encoder, numeric_F: Tensor, cardinalities: Sequence[int]) -> AddedModules:  # noqa: ARG002
+        assert isinstance(encoder, CrossEncoder)
+        return AddedModules(decoder=_TokenDecoder(encoder.config.bert.width, encoder.bert.tokens.num_embeddings))
+
+    def summed(self, net: Pretrainer, x_NF: Tensor, draw: Draw) -> tuple[Tensor, Tensor]:  # noqa: ARG002
+        """The summed loss of the hidden tokens, and their number."""
+        encoder = net.encoder
+        assert isinstance(encoder, CrossEncoder)
+        assert isinstance(net.decoder, _TokenDecoder)
+        assert draw.groups is not None
+        losses_M, there_M = _masked_language(
+            encoder, net.decoder, encoder.pairs(draw.groups), draw.generator, rate=self.rate
+        )
+        return losses_M.sum(), there_M.sum()
+
+
+class _TokenDecoder(nn.Module):
+    """BERT's head: `norm(gelu(linear(h)))` times the transposed token embedding, plus a bias for each token."""
+
+    def __init__(self, width: int, vocabulary: int) -> None:
+        super().__init__()
+        self.dense, self.norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+        self.dense.apply(initialise)
+
+    def forward(self, h_MD: Tensor, tokens_VD: Tensor) -> Tensor:
+        """Logits [M, V] of tokens; `tokens_VD` is the encoder's embedding (tied weights)."""
+        return F.linear(self.norm(F.gelu(self.dense(h_MD))), tokens_VD, self.bias)
+
+
+class _Hidden(NamedTuple):
+    """Sequences with hidden tokens."""
+
+    ids_T: Tensor
+    rows_M: Tensor
+    """Places of the tokens to restore."""
+    there_M: Tensor
+    """True where there is such a token; only a GPU has spare places."""
+
+
+def _hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, rate: float) -> _Hidden:
+    """Hide tokens of texts, each at this rate; a GPU has spare places, so it need not report their number."""
+    chosen_T, how_T = torch.rand(2, len(pairs.ids_T), generator=generator, device=pairs.ids_T.device)
+    random_T = torch.randint(vocabulary.size, how_T.shape, generator=generator, device=how_T.device)
+    hidden_T = pairs.text_T & (chosen_T < rate)
+    kept_T = torch.where(how_T < MASKED + RANDOM, random_T, pairs.ids_T)
+    ids_T = torch.where(hidden_T, torch.where(how_T < MASKED, vocabulary.mask, kept_T), pairs.ids_T)
+    if hidden_T.device.type == "cpu":
+        rows_M = hidden_T.nonzero()[:, 0]
+        return _Hidden(ids_T, rows_M, torch.ones_like(rows_M, dtype=torch.bool))
+    n = len(hidden_T)
+    places = min(n, math.ceil(n * rate + 8 * math.sqrt(n * rate)) + 8)
+    number_T = torch.where(hidden_T, hidden_T.cumsum(0) - 1, places).clamp_(max=places)  # without a place: last
+    rows_M = torch.zeros(places + 1, dtype=torch.int64, device=hidden_T.device)
+    rows_M = rows_M.scatter_(0, number_T, torch.arange(n, device=hidden_T.device))[:-1]
+    return _Hidden(ids_T, rows_M, torch.arange(places, device=hidden_T.device) < hidden_T.sum())
+
+
+def _masked_language(
+    encoder: CrossEncoder, decoder: _TokenDecoder, pairs: Pairs, generator: torch.Generator, *, rate: float
+) -> tuple[Tensor, Tensor]:
+    """Cross entropies of hidden tokens [M] (Devlin et al. 2019, section 3.1), and True where a place has a token."""
+    assert encoder.config.vocabulary is not None
+    ids_T, rows_M, there_M = _hide(pairs, encoder.config.vocabulary, generator, rate=rate)
+    h_TD = encoder.bert(ids_T, pairs.types_T, pairs.offsets_N1)
+    logits_MV = decoder(h_TD.index_select(0, rows_M), encoder.bert.tokens.weight)
+    return F.cross_entropy(logits_MV.float(), pairs.ids_T[rows_M], reduction="none") * there_M, there_M

@@ -24,8 +24,8 @@ from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.models.choices import ContextConfig, NetworkConfig
 from ltrscale.models.combine import MeanRanker
-from ltrscale.models.encoder import depths
 from ltrscale.models.features import FeatureTransform
+from ltrscale.models.layers import depths
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.origin import is_current
 from ltrscale.progress import Report, log

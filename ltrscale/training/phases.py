@@ -17,8 +17,8 @@ from torch import nn
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import Stopped
-from ltrscale.models.encoder import Encoder
 from ltrscale.models.features import FeatureTransform
+from ltrscale.models.layers import Encoder
 from ltrscale.models.ranker import Projector
 from ltrscale.models.tables import device_of
 from ltrscale.pretext.objective import Pretrainer

@@ -15,7 +15,7 @@ from ltrscale.errors import InputError
 from ltrscale.models.bert import bert_config, bert_weights
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig, TokenNumbers
-from ltrscale.models.encoder import Encoder, EncoderSettings
+from ltrscale.models.layers import Encoder, EncoderSettings
 
 _CONFIG, _WEIGHTS = "config.json", "model.safetensors"
 

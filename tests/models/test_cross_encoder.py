@@ -21,8 +21,8 @@ from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
 from ltrscale.models import cross_encoder
 from ltrscale.models.cross_encoder import CrossEncoderConfig, _pairs_of
-from ltrscale.models.encoder import depths
 from ltrscale.models.features import TransformConfig
+from ltrscale.models.layers import depths
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 
 

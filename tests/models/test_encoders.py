@@ -15,7 +15,6 @@ from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, kind_of, members
 from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.choices import EncoderConfig, FeatureEncoderConfig, NetworkConfig
-from ltrscale.models.encoder import Encoder, depths
 from ltrscale.models.encoders import (
     MLP,
     Identity,
@@ -27,7 +26,7 @@ from ltrscale.models.encoders import (
     ResNetConfig,
 )
 from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform
-from ltrscale.models.layers import Dropout
+from ltrscale.models.layers import Dropout, Encoder, depths
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig

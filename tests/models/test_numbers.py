@@ -19,8 +19,8 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.experiments.distill import MLPStudent
 from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.choices import NetworkConfig, NumbersConfig
-from ltrscale.models.encoder import depths
 from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform
+from ltrscale.models.layers import depths
 from ltrscale.models.numbers import PLEConfig, PLRConfig, _PiecewiseLinear
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.training.finetune import FinetuneConfig

@@ -18,9 +18,8 @@ from ltrscale.models.layers import Dropout
 from ltrscale.models.ranker import Architecture, HeadConfig, Projector, ProjectorConfig, Ranker, mlp_head
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.objective import Pretrainer, _Predictor
 from ltrscale.pretext.reconstruct import VimeConfig
-from ltrscale.pretext.siamese import _Predictor
 
 
 def shapes(module: nn.Module) -> list[tuple[int, int, bool]]:

@@ -10,15 +10,13 @@ from ltrscale.batch import QueryGroups
 from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.combine import combine_rankers
-from ltrscale.models.encoders import MLP, MLPConfig
+from ltrscale.models.encoders import MLP, MLPConfig, TabM, TabMConfig, _AdaptedLinear
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.ranker import Architecture, HeadConfig, ProjectorConfig, Ranker, mlp_head
-from ltrscale.models.tabm import TabM, TabMConfig, _AdaptedLinear
 from ltrscale.pretext.augment import SwapInGroupConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import ScarfConfig, SimCLRConfig, SimCLRRankConfig
-from ltrscale.pretext.objective import Pretrainer
-from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.pretext.objective import Pretrainer, SimSiamConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.ranking import RankingObjective
 

@@ -16,7 +16,7 @@ from jobs.bench.pretend import pretending
 from ltrscale.batch import length_chunks, to_offsets
 from ltrscale.pretext import contrast, fused
 from ltrscale.pretext.contrast import scarf, simclr_rank
-from ltrscale.pretext.siamese import simsiam
+from ltrscale.pretext.objective import simsiam
 
 HALVES = [torch.float16, torch.bfloat16]
 

@@ -15,8 +15,8 @@ from ltrscale.models.cross_encoder import Pairs
 from ltrscale.models.encoders import MLPConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.masked_language import MaskedLanguageConfig, _hide, _masked_language, _TokenDecoder
 from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.reconstruct import MaskedLanguageConfig, _hide, _masked_language, _TokenDecoder
 from ltrscale.training.auxiliary import AuxiliaryConfig
 from ltrscale.training.pretrain import PretrainConfig
 

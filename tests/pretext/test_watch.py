@@ -11,7 +11,7 @@ from ltrscale.batch import to_offsets
 from ltrscale.config import kind_of, members
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import Contrastive
-from ltrscale.pretext.siamese import Siamese, negatives
+from ltrscale.pretext.objective import Siamese, negatives
 from ltrscale.pretext.watch import ANCHORS, NEGATIVES, CollapseWatch, Geometry, Sums, collapse_measures, warning_of
 
 CONTRASTIVE = [cls for cls in members(MethodConfig) if issubclass(cls, Contrastive)]

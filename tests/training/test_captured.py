@@ -25,8 +25,7 @@ from ltrscale.models.features import FeatureTransform
 from ltrscale.models.layers import Dropout
 from ltrscale.pretext.augment import Augmentation, Draw, SwapInGroupConfig, ZeroingConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.objective import Objective, Pretrainer
-from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.pretext.objective import Objective, Pretrainer, SimSiamConfig
 from ltrscale.training.captured import WARM_UP, CapturedTrainer
 from ltrscale.training.checkpoint import Buffers, Progress, restore, take
 from ltrscale.training.loop import StepResult, Trainer

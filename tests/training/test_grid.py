@@ -12,8 +12,8 @@ from ltrscale.models.choices import ContextConfig, FeatureEncoderConfig, Network
 from ltrscale.models.features import FeatureTransform, fit_transform
 from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
-from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.reconstruct import MaskedLanguageConfig
 from ltrscale.ranking.loss_choices import LossConfig
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.pretrain import PretrainConfig

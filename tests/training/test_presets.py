@@ -7,7 +7,7 @@ from ltrscale.models.encoders import ResNetConfig
 from ltrscale.pretext.augment import ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.pretext.siamese import SimSiamConfig
+from ltrscale.pretext.objective import SimSiamConfig
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.settings import ConstantConfig, StepDecayConfig, preset
 

@@ -18,9 +18,8 @@ from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.pretext.augment import ComposeConfig, Draw, GaussianConfig, MarginalConfig, MixupConfig, ZeroingConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.pretext.contrast import scarf, simclr_rank
-from ltrscale.pretext.objective import Objective, Pretrainer
+from ltrscale.pretext.objective import Objective, Pretrainer, simsiam
 from ltrscale.pretext.reconstruct import SubTabConfig, _vime_corrupt, subtab, vime
-from ltrscale.pretext.siamese import simsiam
 from ltrscale.pretext.watch import Geometry, Sums, collapse_measures
 
 OFFSETS = torch.tensor([0, 5, 11, 12])

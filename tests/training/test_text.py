@@ -24,8 +24,8 @@ from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.cross_encoder import CrossEncoder, CrossEncoderConfig
 from ltrscale.models.ranker import Architecture, Ranker
-from ltrscale.pretext.masked_language import MaskedLanguageConfig
 from ltrscale.pretext.objective import Pretrainer
+from ltrscale.pretext.reconstruct import MaskedLanguageConfig
 from ltrscale.ranking.clicks import with_negatives
 from ltrscale.runtime.workers import ONE, WorkersConfig
 from ltrscale.scoring.score import ScoreJob

@@ -25,8 +25,7 @@ from ltrscale.models.features import FeatureKind
 from ltrscale.pretext.augment import AugmentConfig, Draw, MaskConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import Contrastive, SimCLRRankConfig
-from ltrscale.pretext.objective import Pretrainer
-from ltrscale.pretext.siamese import Siamese, negatives
+from ltrscale.pretext.objective import Pretrainer, Siamese, negatives
 from ltrscale.pretext.watch import collapse_measures
 from ltrscale.progress import progress
 from ltrscale.reports.document import Document, Points, Section, Table, TableRow, Text, cell
