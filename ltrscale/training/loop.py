@@ -128,11 +128,6 @@ class AccountError(RuntimeError):
     """An epoch has missed or repeated groups."""
 
 
-def never() -> bool:
-    """False: the answer of a worker that asks for nothing."""
-    return False
-
-
 class Trainer:
     """Trains the parameters that require gradients, step by step.
 
@@ -148,9 +143,8 @@ class Trainer:
         precision: of matrix products; parameters and gradients are always float32.
         expected: the account that every epoch must reach, checked at its end; None if unknown.
         done: how much of `epochs` is done, for the schedule; None counts the groups that were read.
-        due: true if a checkpoint is due; this and the next two are called once per step, and one true counts for all.
-        stopping: true if this worker was asked to stop.
-        failed: true if this worker cannot continue.
+        requests: is a checkpoint due, was this worker asked to stop, is it unable to continue? Called once per step; one
+            true counts for all workers.
     """
 
     late: ClassVar[int] = 0
@@ -172,15 +166,12 @@ class Trainer:
         precision: Precision = "float32",
         expected: Account | None = None,
         done: Callable[[], float] | None = None,
-        due: Callable[[], bool] = never,
-        stopping: Callable[[], bool] = never,
-        failed: Callable[[], bool] = never,
+        requests: Callable[[], tuple[bool, bool, bool]] = lambda: (False, False, False),
     ) -> None:
         self.model, self.objective, self.stream, self.config = model, objective, stream, config
         self.epochs, self.seed, self.precision = epochs, seed, precision
         self.auxiliary = auxiliary
-        self.expected, self.done = expected, done
-        self.due, self.stopping, self.failed = due, stopping, failed
+        self.expected, self.done, self.requests = expected, done, requests
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = device_of(model)
         self.optimizer = build_optimizer(self.parameters, config, factors)
@@ -214,8 +205,7 @@ class Trainer:
             while True:
                 step, wait_s = self.fetch(steps)
                 loss_and_count = self.add_gradients(step)
-                requests = (self.due(), self.stopping(), self.failed())
-                taken = self.reduce(loss_and_count, StepSums(*step.account, *requests, wait_s))
+                taken = self.reduce(loss_and_count, StepSums(*step.account, *self.requests(), wait_s))
                 total = taken.total
                 self.waited_s += wait_s
                 if total.groups == 0:  # summed over all workers, so all end here

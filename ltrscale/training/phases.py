@@ -271,9 +271,7 @@ class Training:
             auxiliary=self._auxiliary(phase),
             precision=config.precision,
             expected=expected,
-            due=checkpoints.due,
-            stopping=self.worker.stopping,
-            failed=checkpoints.failed,
+            requests=checkpoints.requests,
         )
 
     def _auxiliary(self, phase: Phase) -> Auxiliary | None:

@@ -9,8 +9,12 @@ Shapes: B problems, N documents and Q lists of one problem, Q1 = Q + 1 offsets, 
 
 import copy
 import json
+import multiprocessing
+import os
+import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from typing import Any, ClassVar
@@ -19,31 +23,38 @@ import safetensors.torch
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from ltrscale import storage
 from ltrscale.batch import QueryGroups, repeated
 from ltrscale.config import Config, Operational
+from ltrscale.data.stream.batches import MicroBatches, StreamConfig
+from ltrscale.data.stream.cursor import Position
 from ltrscale.devices import Device, choose_device
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.layout import layout, registered_offsets
 from ltrscale.models.in_context import InContextNetwork, InContextSizes, loss_of_layers
 from ltrscale.origin import is_current
+from ltrscale.processor import cores
 from ltrscale.progress import Report, log, progress
 from ltrscale.ranking.metrics import ndcg
+from ltrscale.runtime.workers import WorkerContext
 from ltrscale.signals import stop_on_signal
-from ltrscale.simulate.problems import ProblemsConfig, problems
+from ltrscale.simulate.problems import Problems, ProblemsConfig, problems
 from ltrscale.stages.inputs import OutputUrl
 from ltrscale.stages.stage import Origin
 from ltrscale.storage import join
 from ltrscale.training.checkpoint import Progress, Snapshot, restore
 from ltrscale.training.in_context import SIZES, WEIGHTS, pretrained_network
-from ltrscale.training.loop import Trainer, never
+from ltrscale.training.loop import Trainer
 from ltrscale.training.memory import built
-from ltrscale.training.problem_stream import ProblemStream, as_groups
 from ltrscale.training.resumption import CHECKPOINTS, STEPS, Checkpoints, finish
 from ltrscale.training.settings import CosineConfig, OptimizerConfig
 
+_MOST_PROCESSES = 8
+_AHEAD = 2
+"""Draws that each process makes ahead."""
 _JUDGES = mix("validation", 0)
 """Seed of the validation problems, whatever the config's."""
 _JUDGED_FROM = 1 << 40
@@ -105,19 +116,14 @@ def pretrain_in_context(config: InContextPretrainConfig, out: str, origin: Origi
     url, every_s = join(out, CHECKPOINTS), 60 * config.checkpoint_minutes
     with (
         stop_on_signal() as stopping,
-        Checkpoints(url, origin=origin, data="problems", every_s=every_s) as checkpoints,
-        closing(
-            Learner(
-                config,
-                choose_device(config.device),
-                due=checkpoints.due,
-                stopping=stopping,
-                failed=checkpoints.failed,
-            )
-        ) as learner,
+        Checkpoints(
+            url, origin=origin, data="problems", every_s=every_s, worker=WorkerContext(stopping=stopping)
+        ) as checkpoints,
+        closing(Learner(config, choose_device(config.device))) as learner,
         progress("pretraining", 1.0, "lists") as advance,
     ):
         trainer = learner.trainer
+        trainer.requests = checkpoints.requests
         if (snapshot := checkpoints.newest()) is not None:
             learner.restore(snapshot)
         share, ended = learner.share, False
@@ -163,15 +169,7 @@ class Learner:
         InputError: the weights to start from do not fit, or cannot be read.
     """
 
-    def __init__(
-        self,
-        config: InContextPretrainConfig,
-        device: torch.device,
-        *,
-        due: Callable[[], bool] = never,
-        stopping: Callable[[], bool] = never,
-        failed: Callable[[], bool] = never,
-    ) -> None:
+    def __init__(self, config: InContextPretrainConfig, device: torch.device) -> None:
         torch.manual_seed(config.seed)
         self.config = config
         make = partial(InContextNetwork, config.network)
@@ -197,9 +195,6 @@ class Learner:
             epochs=config.steps,
             seed=config.seed,
             done=lambda: self.share * config.steps + 0.5,
-            due=due,
-            stopping=stopping,
-            failed=failed,
         )
         drawn = (problems(config.problems, seed=_JUDGES, number=_JUDGED_FROM + i) for i in range(config.validation))
         self.judged = [as_groups(made).to(device) for made in drawn]
@@ -289,3 +284,95 @@ def _ndcg(scores: list[Tensor], labels_BN: Tensor, offsets_Q1: Tensor) -> Tensor
     n_problems = len(labels_BN)
     value_R = ndcg(scores[-1].flatten(), labels_BN.flatten(), repeated(offsets_Q1, n_problems), k=_CUTOFF)
     return value_R.view(n_problems, -1).nanmean(1).nan_to_num()
+
+
+def as_groups(made: Problems) -> QueryGroups:
+    """The lists of all problems, one problem after the other; the id of a list is the number of its problem."""
+    n_problems, n_lists = len(made.labels_BN), len(made.offsets_Q1) - 1
+    return QueryGroups(
+        made.features_BNF.flatten(0, 1),
+        repeated(made.offsets_Q1, n_problems),
+        made.labels_BN.flatten(),
+        ids_Q=torch.arange(n_problems).repeat_interleave(n_lists),
+    )
+
+
+class _Steps(Dataset[Problems]):
+    """The problems of each step."""
+
+    def __init__(self, config: ProblemsConfig, seed: int) -> None:
+        self.config, self.seed = config, seed
+
+    def __getitem__(self, step: int) -> Problems:
+        return problems(self.config, seed=mix("step", self.seed), number=step)
+
+
+class ProblemStream:
+    """The problems of each step, drawn ahead by other processes; an epoch lasts until the next validation.
+
+    Args:
+        config: the problems.
+        seed: of the problems.
+        steps: of the whole training.
+        epoch_steps: steps of an epoch.
+        processes: that draw ahead; None for one fewer than there are CPUs, and at most 8.
+        is_over: whether the training ends before the next step.
+    """
+
+    def __init__(
+        self,
+        config: ProblemsConfig,
+        *,
+        seed: int,
+        steps: int,
+        epoch_steps: int,
+        processes: int | None,
+        is_over: Callable[[], bool],
+    ) -> None:
+        self.config, self.streams = StreamConfig(docs_per_batch=1, prefetch=0), [0]
+        self.groups_per_epoch = 1  # unknown: the schedule counts steps
+        self._problems, self._steps, self._epoch_steps = _Steps(config, seed), steps, epoch_steps
+        self._processes = min(_MOST_PROCESSES, cores() - 1) if processes is None else processes
+        self._is_over = is_over
+        self._drawn: Iterator[Problems] | None = None
+        """The problems of the coming steps, once the first is asked for."""
+
+    def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[MicroBatches]:
+        """The rest of the steps of an epoch; the position is the number of steps before."""
+        length, done = self._epoch_steps, start[0].group if start else 0
+        end = min(length, self._steps - epoch * length)
+        if self._drawn is None:
+            self._drawn = iter(self._loader(first=epoch * length + done))
+        while done < end and not self._is_over():
+            done += 1
+            yield MicroBatches({0: as_groups(next(self._drawn))}, {0: Position(0, done)})
+
+    def close(self) -> None:
+        """End the processes that draw."""
+        self._drawn = None
+
+    def _loader(self, first: int) -> DataLoader[Problems]:
+        several: dict[str, Any] = {"multiprocessing_context": "spawn", "prefetch_factor": _AHEAD}
+        return DataLoader(
+            self._problems,
+            batch_size=None,
+            sampler=range(first, self._steps),
+            num_workers=self._processes,
+            worker_init_fn=_obey_parent,
+            **(several if self._processes else {}),
+        )
+
+
+def _obey_parent(_: int) -> None:
+    """Ignore stop signals, which a terminal sends to all processes, and end with the parent."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process with its parent; torch misses a parent that was killed while this process started."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

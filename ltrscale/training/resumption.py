@@ -146,13 +146,10 @@ class Checkpoints:
         log.info("resumed from %s", self._good[0])
         return snapshot
 
-    def due(self) -> bool:
-        """True if this worker asks for a checkpoint; only rank 0 does, by its own clock."""
-        return self._first and time.monotonic() >= self._due_at and not self._is_writing()
-
-    def failed(self) -> bool:
-        """True if too many writes in a row have failed on this worker."""
-        return len(self._failed) >= FAILURES
+    def requests(self) -> tuple[bool, bool, bool]:
+        """What a `Trainer` asks once per step: rank 0's clock says when a checkpoint is due, failed writes end all."""
+        due = self._first and time.monotonic() >= self._due_at and not self._is_writing()
+        return due, self.worker.stopping(), len(self._failed) >= FAILURES
 
     def after(self, result: StepResult, trainer: Trainer, progress: Progress) -> None:
         """Act on the result of a step: save, save and stop, or end a run that cannot save.

@@ -183,7 +183,7 @@ def test_a_resumed_training_is_bit_equal_to_one_that_never_stopped(synthetic_dat
 
     whole, first, second = trainer(), trainer(), trainer()
     expected = run_epochs(whole)
-    first.due = lambda: first.state.step + 1 == stop
+    first.requests = lambda: (first.state.step + 1 == stop, False, False)
     done: list[StepResult] = []
     for result in first.epoch():
         done.append(result)

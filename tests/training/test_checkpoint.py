@@ -96,7 +96,7 @@ def two_workers(rank: int, world: int, data: str, folder: str) -> None:
 def one_is_asked_to_stop(trainer: Trainer, folder: str) -> None:
     """One worker is asked to stop in the second epoch; both write one checkpoint and end once it is committed."""
     run_epochs(trainer, 1)
-    trainer.stopping = lambda: rank_and_world()[0] == 1 and trainer.state.account.groups > 0
+    trainer.requests = lambda: (False, rank_and_world()[0] == 1 and trainer.state.account.groups > 0, False)
     with checkpoints_in(folder) as saver, pytest.raises(Stopped, match="checkpoint written to"):
         train(saver, trainer)
     assert len(list_checkpoints(f"{folder}/checkpoints")) == 1
@@ -105,7 +105,7 @@ def one_is_asked_to_stop(trainer: Trainer, folder: str) -> None:
 def rank_0_cannot_save(trainer: Trainer, folder: str) -> None:
     """Both workers end and say why."""
     with checkpoints_in(folder, every_s=0.0) as saver:
-        trainer.due, trainer.failed = saver.due, saver.failed
+        trainer.requests = saver.requests
         with pytest.raises(InputError, match=r"^\S+: 3 checkpoints in a row could not be written \(\S+step-00000003: "):
             train(saver, trainer)
 
@@ -212,7 +212,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
     committed: list[int] = []
     worker = WorkerContext(progressed=lambda: committed.append(trainer.state.step))
     with checkpoints_in(tmp_path, every_s=0.0, worker=worker) as saver:
-        trainer.due = saver.due
+        trainer.requests = saver.requests
         running = trainer.epoch()
         result = next(running)
         assert result.checkpoint_due
@@ -236,7 +236,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 def test_a_checkpoint_is_due_by_the_clock_and_then_not_at_once_again(synthetic_dataset: str, tmp_path: Path) -> None:
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     with checkpoints_in(tmp_path) as saver:
-        trainer.due = saver.due
+        trainer.requests = saver.requests
         assert not any(r.checkpoint_due for r in run_epochs(trainer, 1))
         saver._due_at = 0.0
         due = []
@@ -254,7 +254,7 @@ def test_a_run_asked_to_stop_leaves_a_committed_checkpoint(
     with checkpoints_in(tmp_path) as saver:
         running = trainer.epoch()
         saver.after(replace(next(running), checkpoint_due=True), trainer, Progress())
-        trainer.stopping = lambda: True
+        trainer.requests = lambda: (False, True, False)
         with pytest.raises(Stopped, match=r"^after step 2, checkpoint written to \S+; .* resumes from step-00000002$"):
             saver.after(next(running), trainer, Progress())
         assert saved_steps(tmp_path) == [1, 2]
@@ -268,7 +268,7 @@ def test_a_failure_warns_and_failures_in_a_row_end_the_run(
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     monkeypatch.setattr(resumption, "FAILURES", 2)
     with checkpoints_in(tmp_path) as saver:
-        trainer.failed = saver.failed
+        trainer.requests = lambda: (False, False, saver.requests()[2])
         running = steps(trainer)
         save(saver, trainer, next(running))
         assert f"not written, 1 in a row: {folder}/step-00000001" in caplog.text
@@ -300,7 +300,7 @@ def test_a_run_that_an_outage_ends_is_resumed_and_not_recorded_as_failed(
     monkeypatch.setattr(resumption, "FAILURES", 1)
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     with checkpoints_in(tmp_path) as saver:
-        trainer.failed = saver.failed
+        trainer.requests = lambda: (False, False, saver.requests()[2])
         running = steps(trainer)
         save(saver, trainer, next(running))
         with pytest.raises(UnavailableError, match=r"1 checkpoints in a row .*bucket: no answer.* the same command"):
@@ -345,7 +345,7 @@ def test_the_first_checkpoint_comes_early(
     now, trainer, due_at = 0.0, make_trainer(synthetic_dataset, "simclr_rank"), []
     monkeypatch.setattr(resumption, "time", SimpleNamespace(monotonic=lambda: now))
     with checkpoints_in(tmp_path, every_s=every_s) as saver:
-        trainer.due = saver.due
+        trainer.requests = saver.requests
         for result in steps(trainer):
             saver.after(result, trainer, Progress())
             saver._wait()
