@@ -28,8 +28,7 @@ from ltrscale.pretext.contrast import simclr_rank
 from ltrscale.ranking.loss import has_pairs
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.ranking.pairwise import lambdarank
-from ltrscale.training.augmentation import masked_features
-from ltrscale.training.transform import fit
+from ltrscale.training.fitting import fit, masked_features
 
 WIDTH = 96
 NETWORK = NetworkConfig(transform=TransformConfig(numeric="log1p_standard"), encoder=ResNetConfig(width=WIDTH))

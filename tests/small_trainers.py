@@ -16,14 +16,13 @@ from ltrscale.data.stream.batches import GroupStream
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.progress import Report
 from ltrscale.runtime.workers import ONE, WorkersConfig
-from ltrscale.training.augmentation import sample_inputs
 from ltrscale.training.captured import CapturedTrainer, frame_for
 from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
+from ltrscale.training.fitting import fit, sample_inputs
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.settings import CosineConfig, OptimizerConfig
-from ltrscale.training.transform import fit
 from ltrscale.trees.configs import GBDTConfig
 from ltrscale.trees.gbdt import GBDTJob
 

@@ -31,8 +31,8 @@ from ltrscale.experiments.auto.auto import AutoJob
 from ltrscale.experiments.pipeline import PipelineJob
 from ltrscale.ingest.inputs import PrepareConfig
 from ltrscale.ingest.prepare import PrepareJob, RowsJob
-from ltrscale.training.feature import FeatureJob
 from ltrscale.training.pretrain import PretrainJob
+from ltrscale.training.untrained import FeatureJob
 from ltrscale.trees.gbdt import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -22,7 +22,7 @@ AGREED = {
     "ltrscale/ranking/libraries.py": "rules of other programs are known for a few metrics, and differ between these",
     "ltrscale/reports/render.py": "blocks are data; one function writes them as Markdown and for the terminal",
     "ltrscale/serving/raw.py": "only rows of a log with one item a row are read again by an export",
-    "ltrscale/training/text.py": "models read no files, so what the encoder of text needs of them is found here",
+    "ltrscale/training/fitting.py": "models read no files, so what the encoder of text needs of them is found here",
 }
 """Why a file may ask for members of a union of other files."""
 

@@ -45,7 +45,7 @@ from ltrscale.ranking.loss import has_pairs
 from ltrscale.ranking.metrics import ndcg
 from ltrscale.ranking.pairwise import lambdarank
 from ltrscale.reports.document import Document, Section, Table, TableRow, Text
-from ltrscale.training.transform import fit
+from ltrscale.training.fitting import fit
 
 Name = Literal["scratch", "contrasted_values", "contrasted", "lists", "restored"]
 BEFORE: dict[Name, Name] = {"contrasted_values": "scratch", "contrasted": "scratch", "restored": "lists"}

@@ -32,10 +32,10 @@ from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.processor import cpu_seconds
 from ltrscale.scoring.score import ScoreJob
+from ltrscale.training.fitting import fit
 from ltrscale.training.loop import Trainer
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.training.transform import fit
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
 

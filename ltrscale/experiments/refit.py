@@ -21,8 +21,8 @@ from ltrscale.stages.inputs import bundle_hashes, dataset_hashes
 from ltrscale.stages.provenance import Provenance
 from ltrscale.stages.stage import Origin, Settings, with_splits
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
-from ltrscale.training.in_context import InContextConfig, InContextJob, weights_of
 from ltrscale.training.resumption import TrainingStage
+from ltrscale.training.untrained import InContextConfig, InContextJob, weights_of
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
 

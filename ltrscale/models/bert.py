@@ -1,7 +1,7 @@
 """BERT's encoder over ragged token sequences, and the mapping of its sizes and weights to Hugging Face's names.
 
 Only attention pads, in buckets of similar lengths. The functions for Hugging Face take the contents of `config.json`
-and `model.safetensors`; `ltrscale.training.text` reads the files.
+and `model.safetensors`; `ltrscale.training.fitting` reads the files.
 
 Shapes: T tokens, S sequences, S1 = S + 1 offsets, D embedding, H heads, E width of a head; M sequences of a bucket, L
 slots of each.

@@ -24,8 +24,8 @@ from ltrscale.pretext.augment import AugmentConfig, MaskConfig, SwapInGroupConfi
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
-from ltrscale.training.augmentation import masked_features, sample_inputs
 from ltrscale.training.feed import Account, Fed, RowsOf, read_ahead
+from ltrscale.training.fitting import masked_features, sample_inputs
 
 
 class AuxiliaryConfig(Config):

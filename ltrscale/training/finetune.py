@@ -36,15 +36,13 @@ from ltrscale.stages.inputs import BundleUrl, bundle_hashes
 from ltrscale.stages.stage import LabelledStage, Origin
 from ltrscale.storage import children, join, read_manifest
 from ltrscale.training.auxiliary import AuxiliaryConfig, AuxiliaryObjective, Unlabelled
-from ltrscale.training.best import Best, validate_goals
-from ltrscale.training.goals import Constraints, GoalsConfig
+from ltrscale.training.best import Best, Constraints, GoalsConfig, validate_goals
+from ltrscale.training.fitting import fitted, fitted_to, load_initial, with_tokens
 from ltrscale.training.memory import built
 from ltrscale.training.phases import Phase, Training
 from ltrscale.training.ranking import LabelledData, ListLossConfig, RankingConfig, RankingObjective
 from ltrscale.training.resumption import EPOCHS, PROBES, TRANSFORM, TrainingStage, begin
 from ltrscale.training.settings import set_up
-from ltrscale.training.text import fitted_to, load_initial, with_tokens
-from ltrscale.training.transform import fitted
 
 
 class RatesConfig(Config):

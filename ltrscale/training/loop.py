@@ -30,8 +30,7 @@ from ltrscale.models.tables import device_of
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.auxiliary import Auxiliary
 from ltrscale.training.feed import Account, Fed, read_ahead
-from ltrscale.training.reduce import FlatGradient, forget_moments, sum_over_workers, update_norms
-from ltrscale.training.rows import RowGradients
+from ltrscale.training.reduce import FlatGradient, RowGradients, forget_moments, sum_over_workers, update_norms
 from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer, learning_rate
 
 LossOfBatch = Callable[[QueryGroups, torch.Generator], tuple[Tensor, Tensor | float]]
@@ -143,8 +142,8 @@ class Trainer:
         precision: of matrix products; parameters and gradients are always float32.
         expected: the account that every epoch must reach, checked at its end; None if unknown.
         done: how much of `epochs` is done, for the schedule; None counts the groups that were read.
-        requests: is a checkpoint due, was this worker asked to stop, is it unable to continue? Called once per step; one
-            true counts for all workers.
+        requests: is a checkpoint due, was this worker asked to stop, is it unable to continue? Called once per step;
+            one true counts for all.
     """
 
     late: ClassVar[int] = 0

@@ -34,16 +34,13 @@ from ltrscale.runtime.workers import WorkerContext, rank_and_world
 from ltrscale.stages.inputs import dataset_hashes, hashes_of
 from ltrscale.stages.stage import Origin
 from ltrscale.storage import join
-from ltrscale.training.augmentation import masked_features, sample_inputs
+from ltrscale.training.fitting import fitted, fitted_to, load_initial, masked_features, sample_inputs, with_tokens
 from ltrscale.training.memory import built
-from ltrscale.training.meters import Record
-from ltrscale.training.phases import Phase, Training
+from ltrscale.training.phases import Phase, Record, Training
 from ltrscale.training.pretrain_in_context import InContextPretrainConfig, pretrain_in_context
 from ltrscale.training.reduce import sum_over_workers
 from ltrscale.training.resumption import EPOCHS, TRANSFORM, TrainingStage, begin, finish
 from ltrscale.training.settings import OptimizerConfig, Preset, TrainingConfig, preset, set_up
-from ltrscale.training.text import fitted_to, load_initial, with_tokens
-from ltrscale.training.transform import fitted
 
 
 class PretrainConfig(TrainingConfig):

@@ -46,11 +46,11 @@ from ltrscale.stages.inputs import OutputUrl
 from ltrscale.stages.stage import Origin
 from ltrscale.storage import join
 from ltrscale.training.checkpoint import Progress, Snapshot, restore
-from ltrscale.training.in_context import SIZES, WEIGHTS, pretrained_network
 from ltrscale.training.loop import Trainer
 from ltrscale.training.memory import built
 from ltrscale.training.resumption import CHECKPOINTS, STEPS, Checkpoints, finish
 from ltrscale.training.settings import CosineConfig, OptimizerConfig
+from ltrscale.training.untrained import SIZES, WEIGHTS, pretrained_network
 
 _MOST_PROCESSES = 8
 _AHEAD = 2

@@ -1,12 +1,20 @@
-"""Sums over workers: counts, gradients and BatchNorm moments.
+"""Sums over workers: counts, gradients, also those of embedding tables on the host, and BatchNorm moments.
 
 Gradients are summed here once per step, instead of by DistributedDataParallel's hooks. A step accumulates micro-batches
 of all streams of a worker, some of which may have run out. It divides by the count of the whole step, unknown before
 the last backward pass. In one process the sums are the identity.
+
+Of tables on the host workers exchange the indices of the rows that a step used and their gradients. The optimizer
+updates these rows with their part of its state. Rows that a step did not use keep their weights and state: no momentum,
+no decay. So plain SGD equals that of a dense table, and so does every optimizer for rows that each step uses.
+
+Shapes: N documents, F features, C categorical features, E dimensions of an embedding, U different rows.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import copy
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -15,7 +23,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ltrscale.batch import QueryGroups
 from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
+from ltrscale.models.features import FeatureTransform
+from ltrscale.models.tables import HostTable, Lent
+from ltrscale.pretext.objective import Pretrainer
 from ltrscale.runtime.workers import rank_and_world
 
 T = TypeVar("T")
@@ -145,3 +157,138 @@ def forget_moments(model: nn.Module) -> None:
 def norms_of(model: nn.Module) -> list[MicroBatchNorm]:
     """All BatchNorms of a model, in a fixed order."""
     return [module for module in model.modules() if isinstance(module, MicroBatchNorm)]
+
+
+class RowGradients:
+    """Rows of host tables that a step used, and their gradients.
+
+    Args:
+        networks: the trained network and others that share its tables.
+    """
+
+    def __init__(self, networks: Iterable[nn.Module]) -> None:
+        modules = list(dict.fromkeys(module for network in networks for module in network.modules()))
+        self.tables = [module for module in modules if isinstance(module, HostTable) and module.weight.requires_grad]
+        self._used: list[list[Lent]] = [[] for _ in self.tables]
+        self._summed: list[Lent] = []
+        transforms = [module for module in modules if isinstance(module, FeatureTransform)]
+        self.transform = copy.deepcopy(transforms[0]).cpu() if self.tables and len(transforms) == 1 else None
+        """Finds the rows of a batch on the CPU; None if there are several transforms: then lookups find them."""
+        drawn = [m.marginals_SF for m in modules if isinstance(m, Pretrainer) and m.marginals_SF is not None]
+        self._others = [self._rows(x_SF.cpu()) for x_SF in drawn] if self.transform is not None else []
+
+    def ids(self, groups: QueryGroups) -> Tensor | None:
+        """Sorted rows that a micro-batch can use: its own, those of missing values, and those that views draw."""
+        if self.transform is None:
+            return None
+        indices_NC = self.transform.indices(groups.features_NF).long()
+        missing_1C = torch.zeros(1, len(self.transform.cardinalities), dtype=torch.int64)
+        own = [(indices_NC + self._first_C).flatten(), (missing_1C + self._first_C).flatten()]
+        ids_U: Tensor = torch.unique(torch.cat([*own, *self._others]))
+        return ids_U
+
+    def _rows(self, x_NF: Tensor) -> Tensor:
+        """The distinct rows of transformed documents."""
+        assert self.transform is not None
+        ids_U: Tensor = torch.unique(x_NF[:, self.transform.categorical_C].long() + self._first_C)
+        return ids_U
+
+    @property
+    def _first_C(self) -> Tensor:
+        assert self.transform is not None
+        return torch.tensor([0, *self.transform.cardinalities]).cumsum(0)[:-1]
+
+    @contextmanager
+    def planned(self, ids_U: Tensor | None) -> Iterator[None]:
+        """Context in which the tables lend these rows; with None each lookup finds its own."""
+        with ExitStack() as stack:
+            for table in self.tables:
+                stack.enter_context(table.planned(ids_U))
+            yield
+
+    def collect(self, divisor: Tensor | float | None) -> None:
+        """Take the gradients of the lent rows, divided by `divisor`; None drops them."""
+        for table, used in zip(self.tables, self._used, strict=True):
+            if divisor is not None:
+                used += [Lent(ids_U, _gradient(rows_UE) / divisor) for ids_U, rows_UE in table.lent]
+            table.lent = []
+
+    def beside(self, values: Tensor) -> Tensor:
+        """Float64 values followed by the collected gradients, to copy both from the device at once."""
+        rows = [lent.rows_UE.flatten() for used in self._used for lent in used]
+        return torch.cat([values.view(rows[0].dtype), *rows]) if rows else values
+
+    def taken_from(self, copied: Tensor, values: int) -> Tensor:
+        """The values given to `beside`, from its CPU copy; keeps the gradients, summed over the workers."""
+        sizes = [lent.rows_UE.numel() for used in self._used for lent in used]
+        first = values * 8 // copied.element_size() if sizes else len(copied)
+        parts = iter(torch.split(copied[first:], sizes) if sizes else ())
+        on_cpu = [[Lent(ids_U, next(parts).view(rows_UE.shape)) for ids_U, rows_UE in used] for used in self._used]
+        self._used = [[] for _ in self.tables]
+        self._summed = [_over_workers(used, table.weight) for table, used in zip(self.tables, on_cpu, strict=True)]
+        return copied[:first].view(torch.float64)
+
+    @property
+    def norm(self) -> float:
+        """The norm of the summed gradients."""
+        return math.hypot(*(float(torch.linalg.vector_norm(rows, dtype=torch.float64)) for _, rows in self._summed))
+
+    def update(self, optimizer: torch.optim.Optimizer, scale: float) -> None:
+        """Update the rows by the summed gradients times `scale`, at the optimizer's current rates."""
+        for table, (ids_U, gradient_UE) in zip(self.tables, self._summed, strict=True):
+            if len(ids_U):
+                update_rows(optimizer, table.weight, ids_U, gradient_UE * scale)
+
+
+def _gradient(rows_UE: Tensor) -> Tensor:
+    return torch.zeros_like(rows_UE) if rows_UE.grad is None else rows_UE.grad
+
+
+def _over_workers(used: list[Lent], weight: Tensor) -> Lent:
+    """The rows that any worker used and the sums of their gradients, equal on all workers."""
+    own = _joined(used, weight)
+    if not dist.is_initialized():
+        return own
+    lengths = [int(n) for n in gather_over_workers(torch.tensor(len(own.ids_U)))]
+    ids = own.ids_U.new_zeros(max(lengths))
+    rows = own.rows_UE.new_zeros(max(lengths), weight.shape[1])
+    ids[: len(own.ids_U)], rows[: len(own.ids_U)] = own
+    all_ids, all_rows = [torch.empty_like(ids) for _ in lengths], [torch.empty_like(rows) for _ in lengths]
+    dist.all_gather(all_ids, ids)
+    dist.all_gather(all_rows, rows)
+    return _joined([Lent(i[:n], r[:n]) for i, r, n in zip(all_ids, all_rows, lengths, strict=True)], weight)
+
+
+def _joined(parts: list[Lent], weight: Tensor) -> Lent:
+    """Each row of the parts once, sorted, with the sum of its gradients."""
+    if len(parts) == 1:
+        return parts[0]
+    ids = torch.cat([torch.zeros(0, dtype=torch.int64), *(part.ids_U for part in parts)])
+    ids_U, place = torch.unique(ids, return_inverse=True)
+    rows = torch.cat([weight.new_zeros(0, weight.shape[1]), *(part.rows_UE for part in parts)])
+    return Lent(ids_U, rows.new_zeros(len(ids_U), weight.shape[1]).index_add_(0, place, rows))
+
+
+@torch.no_grad()
+def update_rows(optimizer: torch.optim.Optimizer, weight: nn.Parameter, ids_U: Tensor, gradient_UE: Tensor) -> None:
+    """Update some rows of a parameter as if it had no others; uses their part of the optimizer's state."""
+    (group,) = (group for group in optimizer.param_groups if any(p is weight for p in group["params"]))
+    part = nn.Parameter(weight[ids_U])
+    part.grad = gradient_UE
+    small = type(optimizer)([{**group, "params": [part]}], lr=group["lr"])  # type: ignore[call-arg]
+    state = optimizer.state[weight]
+    if state:
+        small.state[part] = {key: _rows_of(value, weight, ids_U) for key, value in state.items()}
+    small.step()
+    weight[ids_U] = part
+    for key, value in small.state[part].items():
+        if not isinstance(value, Tensor) or value.shape != part.shape:
+            state[key] = value
+            continue
+        if key not in state:
+            state[key] = torch.zeros_like(weight)
+        state[key][ids_U] = value
+
+
+def _rows_of(value: object, weight: Tensor, ids_U: Tensor) -> object:
+    return value[ids_U] if isinstance(value, Tensor) and value.shape == weight.shape else value

@@ -16,7 +16,7 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import TransformConfig
-from ltrscale.training.transform import fit
+from ltrscale.training.fitting import fit
 
 FEATURES = [Feature(name=name) for name in ("score", "q_0", "q_1", "d_0", "d_1")]
 QUERY, OTHERS = slice(1, 3), [0, 3, 4]

@@ -29,8 +29,8 @@ from ltrscale.ingest.prepare import PrepareJob
 from ltrscale.scoring.predict import PredictJob
 from ltrscale.scoring.skew import Skew, find_skew
 from ltrscale.training.combine import CombineJob
-from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneJob
+from ltrscale.training.untrained import FeatureJob
 from ltrscale.trees.ensemble import AverageJob
 from ltrscale.trees.gbdt import GBDTJob
 from ltrscale.trees.semi import SemiJob

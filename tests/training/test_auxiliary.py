@@ -22,10 +22,10 @@ from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
 from ltrscale.training.auxiliary import Auxiliary, AuxiliaryConfig, AuxiliaryObjective
 from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.fitting import fit
 from ltrscale.training.loop import StepResult, Trainer
 from ltrscale.training.ranking import RankingObjective
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.training.transform import fit
 
 WEEKS = ("2026-W01", "2026-W02")
 SMALL = {"encoder": {"width": 8, "blocks": 1, "dropout": 0.0}}

@@ -359,7 +359,7 @@ def test_it_ends_after_the_epoch_at_which_its_minutes_are_up_with_the_best_by_th
 
     all_of_them = run(synthetic_dataset, tmp_path / "whole", pretrained, epochs=4)
     left = iter([False] * (epochs - 1) + [True])
-    monkeypatch.setattr("ltrscale.training.meters.TimeSpent.is_all", lambda _: next(left))
+    monkeypatch.setattr("ltrscale.training.phases.TimeSpent.is_all", lambda _: next(left))
     late = run(synthetic_dataset, tmp_path / "late", pretrained, epochs=4, minutes=1)
     assert losses(late) == losses(all_of_them)[:epochs]
     best = max(float(str(record["validation_ndcg@5"])) for record in all_of_them[:epochs])

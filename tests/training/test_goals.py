@@ -23,8 +23,8 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
 from ltrscale.models.ranker import Ranker
 from ltrscale.training import memory
+from ltrscale.training.best import MOST, Constraints, GoalsConfig, raised
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
-from ltrscale.training.goals import MOST, Constraints, GoalsConfig, raised
 
 SMALL: dict[str, Any] = {
     "network": {"encoder": {"width": 8, "blocks": 1}},

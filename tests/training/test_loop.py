@@ -25,10 +25,10 @@ from ltrscale.models.ranker import Architecture, Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.training import reduce
 from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.fitting import fit
 from ltrscale.training.loop import Trainer
 from ltrscale.training.ranking import RankingObjective
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.training.transform import fit
 
 EVERY_METHOD = [kind_of(cls) for cls in members(FeatureMethodConfig)]
 

@@ -20,10 +20,10 @@ from ltrscale.errors import InputError, Stopped
 from ltrscale.models.in_context import InContextNetwork, InContextSizes
 from ltrscale.stages.runs import heard_by
 from ltrscale.training.checkpoint import list_checkpoints
-from ltrscale.training.in_context import InContextConfig, InContextJob, pretrained_network
 from ltrscale.training.loop import StepResult
 from ltrscale.training.pretrain import PretrainJob
 from ltrscale.training.pretrain_in_context import InContextPretrainConfig, Learner
+from ltrscale.training.untrained import InContextConfig, InContextJob, pretrained_network
 
 SMALL: dict[str, Any] = {
     "network": {"token": 16, "state": 8, "shown": 4, "heads": 2, "layers": 2},

@@ -25,7 +25,7 @@ from ltrscale.pretext.objective import Pretrainer
 from ltrscale.training.checkpoint import Buffers, Progress, restore, take
 from ltrscale.training.finetune import FinetuneConfig
 from ltrscale.training.loop import Trainer
-from ltrscale.training.rows import update_rows
+from ltrscale.training.reduce import update_rows
 from ltrscale.training.settings import OptimizerConfig, build_optimizer
 
 ON_HOST = {"host_rows": 0}

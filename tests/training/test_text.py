@@ -31,13 +31,12 @@ from ltrscale.runtime.workers import ONE, WorkersConfig
 from ltrscale.scoring.score import ScoreJob
 from ltrscale.training.checkpoint import Progress, restore
 from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.fitting import fit, fitted_to, load_initial, with_tokens
 from ltrscale.training.loop import Trainer
 from ltrscale.training.pretrain import PretrainConfig
 from ltrscale.training.ranking import RankingObjective
 from ltrscale.training.resumption import Checkpoints
 from ltrscale.training.settings import OptimizerConfig
-from ltrscale.training.text import fitted_to, load_initial, with_tokens
-from ltrscale.training.transform import fit
 
 OBJECTIVES = ("ranking", "clicks", "masked_language")
 CLICKS = {"debias": {"kind": "dla", "positions": 5}, "negatives": 3}

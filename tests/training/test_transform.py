@@ -24,8 +24,7 @@ from ltrscale.models.features import FeatureTransform, TransformConfig, fit_tran
 from ltrscale.models.fitting import FeatureStatistics
 from ltrscale.runtime.on_ray import run_with_ray
 from ltrscale.training import augmentation, transform
-from ltrscale.training.augmentation import sample_inputs
-from ltrscale.training.transform import fit, fitted
+from ltrscale.training.fitting import fit, fitted, sample_inputs
 
 CPUS = 4
 CONFIGS = (

@@ -21,7 +21,7 @@ from ltrscale.experiments.sizes import (
     epoch_minutes,
     first_sizes,
 )
-from ltrscale.training.in_context import InContextConfig
+from ltrscale.training.untrained import InContextConfig
 
 TREES, TUNED, LINEAR, IN_CONTEXT = "trees", "trees_tuned", "linear", "in_context"
 SCRATCH, TABM, PRETRAINED_NETWORK, STUDENT = "scratch", "tabm", "pretrained", "student"

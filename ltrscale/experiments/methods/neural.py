@@ -16,9 +16,9 @@ from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.training.blend import BlendConfig, BlendJob
 from ltrscale.training.combine import CombineConfig, CombineJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
-from ltrscale.training.in_context import InContextConfig, InContextJob
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.settings import Preset, finetuning
+from ltrscale.training.untrained import InContextConfig, InContextJob
 from ltrscale.tuning.searched import FinetuneSearch
 from ltrscale.tuning.space import label
 

@@ -11,8 +11,8 @@ from ltrscale.data.dataset.split import Splits
 from ltrscale.evaluation.studies.traits import MethodTraits
 from ltrscale.experiments.methods.base import Method, ReadingMethod, SeedRun
 from ltrscale.experiments.methods.students import Student
-from ltrscale.training.feature import FeatureJob
 from ltrscale.training.settings import Preset
+from ltrscale.training.untrained import FeatureJob
 from ltrscale.trees.configs import GBDTConfig, LightGBMConfig
 from ltrscale.trees.ensemble import AverageJob, EnsembleConfig, check_draws
 from ltrscale.trees.gbdt import GBDTJob, LearningTrees

@@ -30,9 +30,9 @@ from ltrscale.data.stream.readers import read_direct
 from ltrscale.errors import InputError
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.training.feed import listed
+from ltrscale.training.fitting import fit
 from ltrscale.training.loop import Trainer
 from ltrscale.training.pretrain import PretrainConfig
-from ltrscale.training.transform import fit
 from tests.chaos.faulty_proxy import FaultyProxy
 
 FEATURES = ("a", "b", "c")

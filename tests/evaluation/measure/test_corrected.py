@@ -26,8 +26,8 @@ from ltrscale.evaluation.measure.shown import order_shown
 from ltrscale.evaluation.statistics.blocks import Tally
 from ltrscale.evaluation.statistics.summarise import scopes
 from ltrscale.reports.document import cell
-from ltrscale.training.feature import FeatureJob
 from ltrscale.training.finetune import FinetuneConfig
+from ltrscale.training.untrained import FeatureJob
 from ltrscale.trees.configs import LightGBMConfig
 
 CLICKS = PropensitiesConfig(clicks="clicks", clip=4)

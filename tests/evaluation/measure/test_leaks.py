@@ -36,7 +36,7 @@ from ltrscale.ingest.profile import first_columns as look_at
 from ltrscale.ingest.structure import read_structure
 from ltrscale.progress import log
 from ltrscale.reports.document import Command, Table, Text
-from ltrscale.training.feature import FeatureJob
+from ltrscale.training.untrained import FeatureJob
 from ltrscale.trees.gbdt import GBDTJob
 
 ROOT = Path(__file__).resolve().parents[3]
