@@ -414,10 +414,13 @@ class QueryGroups:
 
     def select(self, groups_M: Tensor) -> "QueryGroups":
         """The groups with these numbers, in this order; a number may repeat."""
-        rows, offsets_M1 = rows_of(self.offsets_Q1, groups_M)
+        return self.of_rows(*rows_of(self.offsets_Q1, groups_M), groups_M)
+
+    def of_rows(self, rows_N: Tensor, offsets_M1: Tensor, groups_M: Tensor) -> "QueryGroups":
+        """New groups of these documents, with the queries of these groups."""
 
         def taken(name: str) -> Any:
-            value, index = getattr(self, name), groups_M if name in _OF_GROUPS else rows
+            value, index = getattr(self, name), groups_M if name in _OF_GROUPS else rows_N
             if isinstance(value, Mapping):
                 return {key: tokens.select(index) for key, tokens in value.items()}
             return None if value is None else value[index]

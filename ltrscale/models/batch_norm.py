@@ -17,6 +17,9 @@ from torch.autograd.function import once_differentiable
 from ltrscale.batch import at_least_float32
 from ltrscale.layout import send
 
+MOMENTUM, _EPSILON = 0.1, 1e-5
+"""Weight of a step's statistics in the running ones, and what is added to a variance."""
+
 SeenBatches = tuple[int | Tensor, Tensor, "SeenBatches"] | tuple[()]
 """Documents of a micro-batch, with its mean and unbiased variance [2, D], and what was seen before it. The number of
 documents without padding lies on the device."""
@@ -62,14 +65,12 @@ class MicroBatchNorm(nn.Module):
     Args:
         width: features D.
         affine: learn a scale and a shift.
-        momentum: weight of the new statistics in the running ones.
-        eps: added to the variance.
         members_first: several members' rows come member by member, and not document by document.
 
     Example:
-        >>> norm = MicroBatchNorm(1, momentum=1.0)
+        >>> norm = MicroBatchNorm(1)
         >>> _ = norm(torch.tensor([[0.0], [2.0]])), norm(torch.tensor([[4.0]]))
-        >>> update_running_statistics([norm], moments([norm]))
+        >>> update_running_statistics([norm], moments([norm]), momentum=1.0)
         >>> norm.running_mean.item(), norm.running_var.item()
         (2.0, 4.0)
     """
@@ -77,17 +78,9 @@ class MicroBatchNorm(nn.Module):
     running_mean: Tensor
     running_var: Tensor
 
-    def __init__(
-        self,
-        width: int,
-        *,
-        affine: bool = True,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-        members_first: bool = False,
-    ) -> None:
+    def __init__(self, width: int, *, affine: bool = True, members_first: bool = False) -> None:
         super().__init__()
-        self.momentum, self.eps, self.members_first = momentum, eps, members_first
+        self.members_first = members_first
         self.padding: Padding | None = None
         """The padding of the micro-batch, see `leaving_out`."""
         self.weight = nn.Parameter(torch.ones(width)) if affine else None
@@ -106,11 +99,11 @@ class MicroBatchNorm(nn.Module):
             if self.training and len(x_ND) == 1:
                 only_D = x_ND.detach()[0].to(self.running_mean.dtype)
                 self.seen = (1, torch.stack([only_D, torch.zeros_like(only_D)]), self.seen)
-            return F.batch_norm(x_ND, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+            return F.batch_norm(x_ND, self.running_mean, self.running_var, self.weight, self.bias, eps=_EPSILON)
         # With momentum 1, the fused kernel writes the micro-batch's mean and unbiased variance to these.
         statistics_2D = self.running_mean.new_zeros(2, len(self.running_mean))
         mean_D, var_D = statistics_2D.unbind()
-        y_ND = F.batch_norm(x_ND, mean_D, var_D, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
+        y_ND = F.batch_norm(x_ND, mean_D, var_D, self.weight, self.bias, training=True, momentum=1.0, eps=_EPSILON)
         self.seen = (len(x_ND), statistics_2D, self.seen)
         return y_ND
 
@@ -119,7 +112,7 @@ class MicroBatchNorm(nn.Module):
         in_block = 1 if self.members_first else members  # rows of a document that lie side by side
         rows_BRD = x_ND.view(members // in_block, -1, x_ND.shape[1])
         real_R1 = padding.real_N[padding.least :, None].expand(-1, in_block).reshape(-1, 1)
-        y_BRD, count, statistics_2D = _PaddedNorm.apply(rows_BRD, real_R1, self.weight, self.bias, self.eps)  # type: ignore[no-untyped-call]
+        y_BRD, count, statistics_2D = _PaddedNorm.apply(rows_BRD, real_R1, self.weight, self.bias)  # type: ignore[no-untyped-call]
         self.seen = (count, statistics_2D, self.seen)
         return y_BRD.view_as(x_ND)
 
@@ -141,7 +134,7 @@ class _PaddedNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_BRD: Tensor, real_T1: Tensor, weight_D: Tensor | None, bias_D: Tensor | None, eps: float
+        ctx: Any, x_BRD: Tensor, real_T1: Tensor, weight_D: Tensor | None, bias_D: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         first = x_BRD.shape[1] - len(real_T1)
         head_BRD, tail_BTD = at_least_float32(x_BRD[:, :first]), at_least_float32(x_BRD[:, first:])
@@ -152,8 +145,11 @@ class _PaddedNorm(torch.autograd.Function):
         count = (in_head + in_tail).to(mean_D.dtype)
         squares_D = squares_D + in_head * (var_D + away_D.square() * (in_tail / count))
         mean_D = mean_D + away_D * (in_tail / count)
-        inverse_D, statistics_2D = (squares_D / count + eps).rsqrt(), torch.stack([mean_D, squares_D / (count - 1)])
-        y_ND = F.batch_norm(x_BRD.flatten(0, 1), mean_D, squares_D / count, weight_D, bias_D, eps=eps)
+        inverse_D, statistics_2D = (
+            (squares_D / count + _EPSILON).rsqrt(),
+            torch.stack([mean_D, squares_D / (count - 1)]),
+        )
+        y_ND = F.batch_norm(x_BRD.flatten(0, 1), mean_D, squares_D / count, weight_D, bias_D, eps=_EPSILON)
         ctx.save_for_backward(x_BRD, real_T1, weight_D, mean_D, inverse_D, count)
         ctx.mark_non_differentiable(count, statistics_2D)
         return y_ND.view_as(x_BRD), count, statistics_2D
@@ -174,7 +170,7 @@ class _PaddedNorm(torch.autograd.Function):
         back_BRD = back_ND.addcmul_(grad_ND, scale_D).view_as(x_BRD)
         back_BRD[:, x_BRD.shape[1] - len(real_T1) :].masked_fill_(~real_T1, 0.0)
         of_affine = (None, None) if weight_D is None else (product_D, sum_D)
-        return back_BRD.to(grad_BRD.dtype), None, *of_affine, None
+        return back_BRD.to(grad_BRD.dtype), None, *of_affine
 
 
 @contextmanager
@@ -187,6 +183,11 @@ def leaving_out(norms: Sequence[MicroBatchNorm], padding: Padding) -> Iterator[N
     finally:
         for norm in norms:
             norm.padding = None
+
+
+def norms_of(model: nn.Module) -> list[MicroBatchNorm]:
+    """All BatchNorms of a model, in a fixed order."""
+    return [module for module in model.modules() if isinstance(module, MicroBatchNorm)]
 
 
 def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
@@ -223,20 +224,18 @@ def moments(norms: Sequence[MicroBatchNorm]) -> Tensor:
     return torch.cat([counts, *(values[i] for values in (sums, squares) for i in firsts)])
 
 
-def norm_columns(norms: Sequence[MicroBatchNorm], momentum: float | None = None) -> tuple[Tensor, Tensor]:
-    """The norm of each column of all norms, and the weight of its new statistics, float64."""
-    widths, device = [len(norm.running_mean) for norm in norms], norms[0].running_mean.device
-    own = [norm.momentum if momentum is None else momentum for norm in norms]
-    norm_D = send(np.arange(len(norms)).repeat(widths), device)
-    return norm_D, send(np.array(own, np.float64).repeat(widths), device)
+def norm_columns(norms: Sequence[MicroBatchNorm]) -> Tensor:
+    """The norm of each column of all norms."""
+    widths = [len(norm.running_mean) for norm in norms]
+    return send(np.arange(len(norms)).repeat(widths), norms[0].running_mean.device)
 
 
 def update_running_statistics(
     norms: Sequence[MicroBatchNorm],
     sums: Tensor,
     *,
-    momentum: float | None = None,
-    columns: tuple[Tensor, Tensor] | None = None,
+    momentum: float = MOMENTUM,
+    norm_D: Tensor | None = None,
 ) -> None:
     """Move the running statistics of norms towards the moments of a step.
 
@@ -246,10 +245,10 @@ def update_running_statistics(
     Args:
         norms: in the order of `sums`.
         sums: of all documents of a step: a result of `moments`, or a sum of results.
-        momentum: used instead of the norms' own; 1 sets the statistics.
-        columns: a result of `norm_columns`, which else is sent to the device.
+        momentum: weight of the new statistics in the running ones; 1 sets them.
+        norm_D: a result of `norm_columns`, which else is sent to the device.
     """
-    norm_D, weight_D = norm_columns(norms, momentum) if columns is None else columns
+    norm_D = norm_columns(norms) if norm_D is None else norm_D
     widths = [len(norm.running_mean) for norm in norms]
     count_D, sums_2D = sums[: len(norms)][norm_D], sums[len(norms) :].view(2, -1)
     mean_D, square_D = (sums_2D / count_D.clamp(min=1)).unbind()
@@ -257,5 +256,5 @@ def update_running_statistics(
     running = [norm.running_mean for norm in norms], [norm.running_var for norm in norms]
     for buffers, new_D, least in zip(running, (mean_D, var_D), (1, 2), strict=True):
         old_D = torch.cat(buffers)
-        moved_D = old_D.lerp(new_D.to(old_D.dtype), (weight_D * (count_D >= least)).to(old_D.dtype))
+        moved_D = old_D.lerp(new_D.to(old_D.dtype), momentum * (count_D >= least).to(old_D.dtype))
         torch._foreach_copy_(buffers, list(torch.split(moved_D, widths)))

@@ -66,14 +66,7 @@ def _lists(groups: QueryGroups, pairs_P2: Tensor, *, whole: bool) -> _Lists:
     if not whole:
         rows_N, offsets_P1 = pairs_P2.flatten(), 2 * torch.arange(len(pairs_P2) + 1, device=pairs_P2.device)
         places_P2 = torch.arange(2 * len(pairs_P2), device=pairs_P2.device).view(-1, 2)
-    lists = QueryGroups(
-        groups.features_NF[rows_N],
-        offsets_P1,
-        positions_N=None if groups.positions_N is None else groups.positions_N[rows_N],
-        query_tokens={name: tokens.select(group_P) for name, tokens in groups.query_tokens.items()},
-        document_tokens={name: tokens.select(rows_N) for name, tokens in groups.document_tokens.items()},
-    )
-    return _Lists(lists, places_P2)
+    return _Lists(groups.of_rows(rows_N, offsets_P1, group_P), places_P2)
 
 
 def along_path(ranker: AnyRanker, groups: QueryGroups, pairs_P2: Tensor) -> Contributions:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ltrscale.batch import QueryGroups, real_documents, repeated
 from ltrscale.config import Config, kind_of
 from ltrscale.layout import layout
-from ltrscale.models.batch_norm import MicroBatchNorm, Padding, leaving_out, refuse_batch_norm
+from ltrscale.models.batch_norm import MicroBatchNorm, Padding, leaving_out, norms_of, refuse_batch_norm
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.layers import Encoder, EncoderSettings, Size
@@ -155,8 +155,7 @@ class Pretrainer(nn.Module):
         real_N, frame = real_documents(groups.offsets_Q1), layout(groups.offsets_Q1).frame
         if real_N is None or frame is None:
             return self.method.summed(self, x_NF, draw)
-        norms = [module for module in self.modules() if isinstance(module, MicroBatchNorm)]
-        with leaving_out(norms, Padding(real_N, frame.least)):
+        with leaving_out(norms_of(self), Padding(real_N, frame.least)):
             return self.method.summed(self, x_NF, draw)
 
     def embed(self, x_NF: Tensor, draw: Draw) -> Tensor:

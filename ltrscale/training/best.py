@@ -23,7 +23,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.errors import InputError
-from ltrscale.models.batch_norm import MicroBatchNorm, moments
+from ltrscale.models.batch_norm import moments, norms_of, update_running_statistics
 from ltrscale.models.combine import AnyRanker, rankers_in
 from ltrscale.models.tables import device_of
 from ltrscale.progress import log
@@ -32,7 +32,7 @@ from ltrscale.runtime.workers import rank_and_world
 from ltrscale.stages.inputs import BundleUrl
 from ltrscale.training.checkpoint import Progress, Snapshot
 from ltrscale.training.ranking import LabelledData, RankingConfig
-from ltrscale.training.reduce import set_norms, sum_over_workers
+from ltrscale.training.reduce import sum_over_workers
 from ltrscale.training.resumption import finish
 
 MOST = 100.0
@@ -184,7 +184,7 @@ class Best:
         share = max(1 - self.config.average, 1 / epoch)
         self._mean = {name: self._mean.get(name, value).lerp(value, share) for name, value in new.items()}
         self.model.load_state_dict(self._mean, strict=False)
-        norms = [m for m in self.model.modules() if isinstance(m, MicroBatchNorm) and m.training]  # not the frozen ones
+        norms = [norm for norm in norms_of(self.model) if norm.training]  # not the frozen ones
         if norms:
             self.model.eval()
             for norm in norms:
@@ -193,7 +193,7 @@ class Best:
             for groups in _shared(self.data.train, device_of(self.model), self.memory):
                 self.model(groups)
                 seen += moments(norms)
-            set_norms(norms, seen)
+            update_running_statistics(norms, sum_over_workers(seen), momentum=1.0)
 
     def is_stale(self, epoch: int) -> bool:
         """True if the metric has not improved for `patience` epochs."""

@@ -20,14 +20,14 @@ from ltrscale.data.stream.batches import GroupStream, first_groups
 from ltrscale.devices import block_entries
 from ltrscale.layout import layout
 from ltrscale.lengths import Frame, frame_of
-from ltrscale.models.batch_norm import moments, norm_columns, update_running_statistics
+from ltrscale.models.batch_norm import moments, norm_columns, norms_of, update_running_statistics
 from ltrscale.pretext.contrast import SIMILARITIES_PER_BLOCK
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.progress import log
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.feed import Fed
 from ltrscale.training.loop import StepSums, Trainer, UnderWay, check_finite
-from ltrscale.training.reduce import from_rank_0, norms_of, sum_over_workers
+from ltrscale.training.reduce import from_rank_0, sum_over_workers
 
 WARM_UP = 3
 """Times that work is done before it is captured: libraries then have their memory."""
@@ -60,7 +60,7 @@ class CapturedTrainer(Trainer):
         self.figures = torch.zeros(3, dtype=torch.float64, device=self.device)
         """Summed loss, count and norm of the gradient of the last step."""
         self.full_rate = torch.zeros((), device=self.device)
-        self.columns = norm_columns(self.norms) if self.norms else None
+        self.norm_D = norm_columns(self.norms) if self.norms else None
         for group in self.optimizer.param_groups:
             group["capturable"] = True
         self.static: QueryGroups | None = None
@@ -119,8 +119,8 @@ class CapturedTrainer(Trainer):
         """Update weights and running statistics from the sums, unless they are not finite or of nothing."""
         loss, count = self.totals[0], self.totals[1]
         self.flat /= count.clamp(min=1e-30)
-        if self.columns is not None:
-            update_running_statistics(self.norms, self.totals[2:], columns=self.columns)
+        if self.norm_D is not None:
+            update_running_statistics(self.norms, self.totals[2:], norm_D=self.norm_D)
         norm = torch.linalg.vector_norm(self.flat, dtype=torch.float64)
         if self.config.clip_norm is not None:
             self.flat *= (self.config.clip_norm / norm).clamp(max=1.0)

@@ -186,22 +186,7 @@ def _costs(trainer: Trainer, groups: QueryGroups) -> Taken:
 
 def _one_list(groups: QueryGroups, length: int) -> QueryGroups:
     """One list of `length` documents with the first query; the documents repeat if there are too few."""
-    rows = torch.arange(length) % groups.n_documents
-
-    def taken(values_N: Tensor | None) -> Tensor | None:
-        return None if values_N is None else values_N[rows]
-
-    return QueryGroups(
-        groups.features_NF[rows],
-        torch.tensor([0, length]),
-        taken(groups.labels_N),
-        weights_N=taken(groups.weights_N),
-        positions_N=taken(groups.positions_N),
-        gains_N=taken(groups.gains_N),
-        goals_NG=taken(groups.goals_NG),
-        query_tokens={name: tokens.select(torch.tensor([0])) for name, tokens in groups.query_tokens.items()},
-        document_tokens={name: tokens.select(rows) for name, tokens in groups.document_tokens.items()},
-    )
+    return groups.of_rows(torch.arange(length) % groups.n_documents, torch.tensor([0, length]), torch.tensor([0]))
 
 
 def _gb(bytes_: float) -> str:

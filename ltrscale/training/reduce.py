@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from ltrscale.batch import QueryGroups
-from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
+from ltrscale.models.batch_norm import moments, norms_of, update_running_statistics
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.tables import HostTable, Lent
 from ltrscale.pretext.objective import Pretrainer
@@ -143,20 +143,10 @@ def update_norms(model: nn.Module) -> None:
         update_running_statistics(norms, sum_over_workers(moments(norms)))
 
 
-def set_norms(norms: Sequence[MicroBatchNorm], seen: Tensor) -> None:
-    """Set running statistics from these moments, summed over the workers."""
-    update_running_statistics(norms, sum_over_workers(seen), momentum=1.0)
-
-
 def forget_moments(model: nn.Module) -> None:
     """Drop the moments that BatchNorms have collected since their last update."""
     for norm in norms_of(model):
         norm.seen = ()
-
-
-def norms_of(model: nn.Module) -> list[MicroBatchNorm]:
-    """All BatchNorms of a model, in a fixed order."""
-    return [module for module in model.modules() if isinstance(module, MicroBatchNorm)]
 
 
 class RowGradients:

@@ -36,10 +36,10 @@ def test_micro_batch_norm_is_torchs_when_a_step_is_one_batch(affine: bool) -> No
 @pytest.mark.parametrize("sizes", [[40], [20, 20], [1, 37, 2], [1] * 40])
 def test_running_statistics_of_micro_batches_are_those_of_one_batch(sizes: list[int]) -> None:
     x_ND = rows(40)
-    norm = MicroBatchNorm(7, momentum=0.3)
+    norm = MicroBatchNorm(7)
     for part_ND in x_ND.split(sizes):
         norm(part_ND)
-    update_running_statistics([norm], moments([norm]))
+    update_running_statistics([norm], moments([norm]), momentum=0.3)
     variance_D = x_ND.double().var(0)
     torch.testing.assert_close(norm.running_mean.double(), 0.3 * x_ND.double().mean(0), rtol=1e-6, atol=0)
     torch.testing.assert_close(norm.running_var.double(), 0.7 + 0.3 * variance_D, rtol=1e-5, atol=0)
@@ -93,11 +93,11 @@ def test_one_document_in_a_step_moves_the_mean_only() -> None:
 
 
 def test_running_variance_survives_a_large_mean() -> None:
-    norm = MicroBatchNorm(1, momentum=1.0)
+    norm = MicroBatchNorm(1)
     x_N1 = torch.tensor([[4096.0], [4096.5]] * 500)
     for part in x_N1.split(100):
         norm(part)
-    update_running_statistics([norm], moments([norm]))
+    update_running_statistics([norm], moments([norm]), momentum=1.0)
     assert norm.running_var.item() == pytest.approx(float(x_N1.double().var()), rel=1e-3)
 
 
