@@ -24,8 +24,7 @@ from ltrscale.config import kind_of, members
 from ltrscale.data.stream.batches import MicroBatches, StreamConfig
 from ltrscale.devices import choose_device, round_to_tf32
 from ltrscale.models.choices import ContextConfig, FeatureEncoderConfig, NetworkConfig
-from ltrscale.models.context import ContextSettings
-from ltrscale.models.contexts import DLCMConfig
+from ltrscale.models.contexts import ContextSettings, DLCMConfig
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.layers import EncoderSettings

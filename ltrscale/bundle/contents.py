@@ -12,9 +12,8 @@ from ltrscale.config import Config, Strict
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError, nearest
-from ltrscale.models.combine import CombinedArchitecture
 from ltrscale.models.in_context import InContextSizes
-from ltrscale.models.ranker import Architecture
+from ltrscale.models.ranker import Architecture, CombinedArchitecture
 
 MetricValue = float | int | str | None
 BundleKind = Literal["neural", "combined", "pretrained", "trees", "feature", "blend", "in_context"]

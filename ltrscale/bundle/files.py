@@ -43,11 +43,10 @@ from ltrscale.config import StrictT, validate
 from ltrscale.data.dataset.selection import Selection
 from ltrscale.errors import InputError
 from ltrscale.markdown import as_code, escape
-from ltrscale.models.combine import AnyRanker, CombinedArchitecture, rankers_in
 from ltrscale.models.cross_encoder import CrossEncoderConfig
 from ltrscale.models.in_context import InContextNetwork
 from ltrscale.models.layers import EncoderSettings
-from ltrscale.models.ranker import Architecture
+from ltrscale.models.ranker import AnyRanker, Architecture, CombinedArchitecture, rankers_in
 from ltrscale.pretext.objective import Pretrainer
 
 BundleT = TypeVar("BundleT", bound=Bundle)

@@ -14,13 +14,20 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle.contents import CONFIG, EXAMPLES, WEIGHTS, BundleKind, InContext
 from ltrscale.bundle.opened import ENCODER, RANKER, Bundle, Computing, Explainer, Scorer, fitting, loaded
 from ltrscale.errors import InputError
-from ltrscale.models.combine import AnyRanker, CombinedArchitecture, combine_rankers
 from ltrscale.models.contributions import along_path
 from ltrscale.models.examples import InContextRanker
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.in_context import InContextNetwork
 from ltrscale.models.layers import Encoder, EncoderSettings
-from ltrscale.models.ranker import Architecture, Projector, ProjectorConfig, Ranker
+from ltrscale.models.ranker import (
+    AnyRanker,
+    Architecture,
+    CombinedArchitecture,
+    Projector,
+    ProjectorConfig,
+    Ranker,
+    combine_rankers,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

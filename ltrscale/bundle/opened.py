@@ -18,10 +18,9 @@ from ltrscale.batch import QueryGroups
 from ltrscale.bundle.contents import PROJECTION, BundleFacts, BundleKind, Held, TreesArchitecture
 from ltrscale.data.dataset.manifest import Feature, places
 from ltrscale.errors import InputError
-from ltrscale.models.combine import AnyRanker
 from ltrscale.models.contributions import Contributions, by_swaps
 from ltrscale.models.layers import EncoderSettings, ModuleT
-from ltrscale.models.ranker import Architecture
+from ltrscale.models.ranker import AnyRanker, Architecture
 
 Scorer = Callable[[QueryGroups], Tensor]
 """Scores [N] of the documents of a batch, higher is better."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, group_index, longer
 from ltrscale.errors import InputError
-from ltrscale.models.context import (
+from ltrscale.models.contexts import (
     ContextSettings,
     Contextual,
     ListContext,

@@ -145,10 +145,8 @@ class _PaddedNorm(torch.autograd.Function):
         count = (in_head + in_tail).to(mean_D.dtype)
         squares_D = squares_D + in_head * (var_D + away_D.square() * (in_tail / count))
         mean_D = mean_D + away_D * (in_tail / count)
-        inverse_D, statistics_2D = (
-            (squares_D / count + _EPSILON).rsqrt(),
-            torch.stack([mean_D, squares_D / (count - 1)]),
-        )
+        inverse_D = (squares_D / count + _EPSILON).rsqrt()
+        statistics_2D = torch.stack([mean_D, squares_D / (count - 1)])
         y_ND = F.batch_norm(x_BRD.flatten(0, 1), mean_D, squares_D / count, weight_D, bias_D, eps=_EPSILON)
         ctx.save_for_backward(x_BRD, real_T1, weight_D, mean_D, inverse_D, count)
         ctx.mark_non_differentiable(count, statistics_2D)

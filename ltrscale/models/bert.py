@@ -23,7 +23,7 @@ from ltrscale.batch import group_index, length_chunks
 from ltrscale.config import Config
 from ltrscale.errors import InputError
 from ltrscale.layout import Chunks, layout
-from ltrscale.models.context import PAIRS_PER_CHUNK
+from ltrscale.models.contexts import PAIRS_PER_CHUNK
 from ltrscale.models.layers import Dropout, Layers, Size, Stack
 
 VARLEN = importlib.util.find_spec("torch.nn.attention.varlen") is not None

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, group_index, rows_of
 from ltrscale.draws import permutation
-from ltrscale.models.combine import AnyRanker, rankers_in
 from ltrscale.models.layers import FeatureEmbedding
+from ltrscale.models.ranker import AnyRanker, rankers_in
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 _PANELS = (2, 8, 32, 64)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ltrscale.batch import QueryGroups
 from ltrscale.bundle import Bundle
 from ltrscale.errors import InputError
-from ltrscale.models.combine import AnyRanker
+from ltrscale.models.ranker import AnyRanker
 
 _OPSET = 18
 # Giles 2012, "Approximating the erfinv function", single precision: coefficients for w < 5 and w >= 5

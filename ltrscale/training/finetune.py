@@ -23,10 +23,9 @@ from ltrscale.data.stream.batches import check_batches
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.models.choices import ContextConfig, NetworkConfig
-from ltrscale.models.combine import MeanRanker
 from ltrscale.models.features import FeatureTransform
 from ltrscale.models.layers import depths
-from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, MeanRanker, Ranker
 from ltrscale.origin import is_current
 from ltrscale.progress import Report, log
 from ltrscale.ranking.choices import metric_label

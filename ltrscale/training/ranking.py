@@ -17,8 +17,7 @@ from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import StreamConfig
 from ltrscale.data.stream.weighing import check_weights
 from ltrscale.errors import InputError
-from ltrscale.models.combine import AnyRanker, side_by_side
-from ltrscale.models.ranker import RankerScores
+from ltrscale.models.ranker import AnyRanker, RankerScores, side_by_side
 from ltrscale.ranking.choices import METRICS, MetricName
 from ltrscale.ranking.clicks import PropensityModel, dla_propensity_loss, dla_ranking_loss, with_negatives
 from ltrscale.ranking.loss import Scored

@@ -24,11 +24,10 @@ from ltrscale.bundle.views import Projection
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
-from ltrscale.models.combine import MeanRanker
 from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
 from ltrscale.models.in_context import InContextNetwork, InContextSizes
-from ltrscale.models.ranker import Architecture, HeadConfig, Projector, ProjectorConfig, Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, MeanRanker, Projector, ProjectorConfig, Ranker
 
 FEATURES = (Feature(name="price"), Feature(name="age"), Feature(name="brand", kind="categorical"))
 

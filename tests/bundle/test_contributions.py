@@ -22,8 +22,8 @@ from ltrscale.data.dataset.manifest import Feature, open_dataset
 from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
-from ltrscale.models.combine import MeanRanker
 from ltrscale.models.in_context import InContextNetwork, InContextSizes
+from ltrscale.models.ranker import MeanRanker
 from ltrscale.training.finetune import FinetuneJob
 
 NAMES = ("first", "second", "third")

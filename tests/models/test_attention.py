@@ -16,7 +16,7 @@ from ltrscale.models.attention import (
     SetRank,
     SetRankConfig,
 )
-from ltrscale.models.context import Lists
+from ltrscale.models.contexts import Lists
 
 NUMERIC = torch.ones(3, dtype=torch.bool)
 

@@ -11,10 +11,9 @@ from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.manifest import Feature
 from ltrscale.errors import InputError
 from ltrscale.models.batch_norm import MicroBatchNorm
-from ltrscale.models.combine import ConcatRanker, MeanRanker
 from ltrscale.models.encoders import MLPConfig, ResNetConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
+from ltrscale.models.ranker import Architecture, ConcatRanker, HeadConfig, MeanRanker, Ranker
 
 FEATURES = tuple(Feature(name=f"f{i}") for i in range(4))
 

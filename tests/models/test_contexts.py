@@ -19,8 +19,16 @@ from ltrscale.errors import InputError
 from ltrscale.models import context as context_module
 from ltrscale.models.attention import DASALC, DASALCConfig, RankFormerConfig, SetRank, SetRankConfig
 from ltrscale.models.choices import ContextConfig
-from ltrscale.models.context import Contextual, ListContext
-from ltrscale.models.contexts import DLCM, GSF, DLCMConfig, GSFConfig, _content_keys, _stride_numbers
+from ltrscale.models.contexts import (
+    DLCM,
+    GSF,
+    Contextual,
+    DLCMConfig,
+    GSFConfig,
+    ListContext,
+    _content_keys,
+    _stride_numbers,
+)
 
 LENGTHS = [5, 0, 1, 9, 3, 9, 2, 0]
 

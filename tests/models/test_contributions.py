@@ -8,10 +8,9 @@ from torch import Tensor
 
 from ltrscale.batch import QueryGroups
 from ltrscale.config import validate
-from ltrscale.models.combine import AnyRanker, ConcatRanker, MeanRanker
 from ltrscale.models.contributions import along_path, by_swaps
 from ltrscale.models.features import FeatureKind, fit_transform
-from ltrscale.models.ranker import Architecture, Ranker
+from ltrscale.models.ranker import AnyRanker, Architecture, ConcatRanker, MeanRanker, Ranker
 
 GROUPS = QueryGroups(torch.randn(12, 4, generator=torch.manual_seed(0)), torch.tensor([0, 5, 5, 12]))
 PAIRS = torch.tensor([[0, 3], [11, 5], [5, 11]])

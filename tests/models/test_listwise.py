@@ -12,8 +12,7 @@ from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
 from ltrscale.models.attention import SetRankConfig
 from ltrscale.models.choices import ContextConfig
-from ltrscale.models.context import map_lists
-from ltrscale.models.contexts import DLCM, DLCMConfig, GSFConfig, _content_keys, _stride_numbers
+from ltrscale.models.contexts import DLCM, DLCMConfig, GSFConfig, _content_keys, _stride_numbers, map_lists
 
 # initial order
 

@@ -9,10 +9,9 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups
 from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.choices import NetworkConfig
-from ltrscale.models.combine import combine_rankers
 from ltrscale.models.encoders import MLP, MLPConfig, TabM, TabMConfig, _AdaptedLinear
 from ltrscale.models.features import FeatureTransform, TransformConfig
-from ltrscale.models.ranker import Architecture, HeadConfig, ProjectorConfig, Ranker, mlp_head
+from ltrscale.models.ranker import Architecture, HeadConfig, ProjectorConfig, Ranker, combine_rankers, mlp_head
 from ltrscale.pretext.augment import SwapInGroupConfig
 from ltrscale.pretext.choices import MethodConfig
 from ltrscale.pretext.contrast import ScarfConfig, SimCLRConfig, SimCLRRankConfig

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ltrscale.batch import QueryGroups, to_offsets
 from ltrscale.models.choices import ContextConfig
-from ltrscale.models.context import Contextual, ListContext
+from ltrscale.models.contexts import Contextual, ListContext
 from ltrscale.models.features import TransformConfig, fit_transform
 
 WIDTH = 6

@@ -17,7 +17,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.dataset.split import Split
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.models.combine import combine_rankers
+from ltrscale.models.ranker import combine_rankers
 from ltrscale.serving import onnx_graph, parity
 from ltrscale.serving.export import FORMATS, ExportJob
 from ltrscale.serving.format import Observed

@@ -27,7 +27,7 @@ from ltrscale.experiments.refit import RefitJob
 from ltrscale.ranking.choices import metric_named
 from ltrscale.runtime.workers import ONE
 from ltrscale.training import blend
-from ltrscale.training.blend import BlendConfig, BlendJob, Judge, choose
+from ltrscale.training.combine import BlendConfig, BlendJob, Judge, choose
 from ltrscale.trees.configs import LightGBMConfig
 from ltrscale.trees.gbdt import GBDTJob
 

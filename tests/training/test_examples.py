@@ -21,7 +21,7 @@ from ltrscale.ranking.metrics import ndcg
 from ltrscale.serving.export import ExportJob
 from ltrscale.simulate.problems import ProblemsConfig, problems
 from ltrscale.training import in_context
-from ltrscale.training.blend import BlendConfig, BlendJob
+from ltrscale.training.combine import BlendConfig, BlendJob
 from ltrscale.training.untrained import InContextConfig, InContextJob, _network, pretrained_network
 
 WEIGHTS = "257585dee38d7db5f657f6485511c31bc699438842bd815e9e7167a5b88758e2"

@@ -18,8 +18,7 @@ from ltrscale.data.dataset.selection import select
 from ltrscale.data.stream import readers
 from ltrscale.data.stream.batches import iterate
 from ltrscale.errors import InputError
-from ltrscale.models.combine import AnyRanker, ConcatRanker, MeanRanker
-from ltrscale.models.ranker import Ranker
+from ltrscale.models.ranker import AnyRanker, ConcatRanker, MeanRanker, Ranker
 from ltrscale.pretext.choices import FeatureMethodConfig
 from ltrscale.ranking.choices import metric_named
 from ltrscale.ranking.metrics import ndcg

@@ -8,10 +8,9 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups
 from ltrscale.errors import InputError
 from ltrscale.models.attention import RankFormerConfig
-from ltrscale.models.combine import MeanRanker
 from ltrscale.models.encoders import IdentityConfig
 from ltrscale.models.features import TransformConfig, fit_transform
-from ltrscale.models.ranker import Architecture, HeadConfig, Ranker
+from ltrscale.models.ranker import Architecture, HeadConfig, MeanRanker, Ranker
 from ltrscale.ranking import losses
 from ltrscale.ranking.clicks import dla_propensity_loss, dla_ranking_loss
 from ltrscale.ranking.loss import Scored

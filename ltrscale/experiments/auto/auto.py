@@ -57,7 +57,7 @@ from ltrscale.runtime.workers import ONE, Workers
 from ltrscale.signals import ending_by
 from ltrscale.stages.runs import recorded
 from ltrscale.storage import join
-from ltrscale.training.blend import BlendConfig, BlendJob
+from ltrscale.training.combine import BlendConfig, BlendJob
 
 BUDGETS = {"quick": 5.0, "good": 60.0, "best": 600.0}
 _RECORD, _BOARD, _EVALUATION = "auto.json", "leaderboard", "evaluation"

@@ -18,8 +18,7 @@ from ltrscale.experiments.methods.neural import InContextMethod, NeuralMethod, n
 from ltrscale.experiments.methods.students import NetworkStudent, Student
 from ltrscale.experiments.methods.trees import FeatureMethod, GBDTMethod, SemiMethod, limited
 from ltrscale.scoring.score import ScoreJob
-from ltrscale.training.blend import BlendConfig, BlendJob
-from ltrscale.training.combine import CombineConfig, CombineJob
+from ltrscale.training.combine import BlendConfig, BlendJob, CombineConfig, CombineJob
 from ltrscale.training.settings import Preset
 from ltrscale.trees.stacking import StackConfig, StackedJob, StackMember, check_ready
 from ltrscale.tuning.searched import Searched

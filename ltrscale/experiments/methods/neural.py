@@ -13,8 +13,7 @@ from ltrscale.experiments.methods.base import Method, ReadingMethod, SeedRun
 from ltrscale.experiments.methods.students import NetworkStudent, Student
 from ltrscale.origin import digest, settings_of
 from ltrscale.pretext.contrast import SimCLRRankConfig
-from ltrscale.training.blend import BlendConfig, BlendJob
-from ltrscale.training.combine import CombineConfig, CombineJob
+from ltrscale.training.combine import BlendConfig, BlendJob, CombineConfig, CombineJob
 from ltrscale.training.finetune import FinetuneConfig, FinetuneJob
 from ltrscale.training.pretrain import PretrainConfig, PretrainJob
 from ltrscale.training.settings import Preset, finetuning
