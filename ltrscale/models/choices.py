@@ -47,13 +47,9 @@ class NetworkConfig(Config):
     a BERT, whose sizes replace those of `encoder.bert`. Empty starts from random ones."""
 
     @model_validator(mode="after")
-    def _has_a_transformer(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.initial is not None and not isinstance(self.encoder, CrossEncoderConfig):
             raise ValueError(f"initial has weights of a cross_encoder, and encoder.kind is {self.encoder.kind}")
-        return self
-
-    @model_validator(mode="after")
-    def _has_numbers_to_embed(self) -> Self:
         if self.numbers != PlainConfig() and any(self.encoder.reads_tokens):
             raise ValueError(f"numbers: encoder.kind {self.encoder.kind} takes its features plain; leave numbers out")
         if self.numbers.fitted_bins and self.transform.per_query:

@@ -109,27 +109,15 @@ class FinetuneConfig(RankingConfig):
     as in the papers."""
 
     @model_validator(mode="after")
-    def _trains_something(self) -> Self:
+    def _fits_together(self) -> Self:
         if self.epochs == self.head_epochs == 0:
             raise ValueError("head_epochs and epochs are both 0: nothing would be trained")
-        return self
-
-    @model_validator(mode="after")
-    def _keeps_one_head(self) -> Self:
         if self.keep_head and (self.heads > 1 or self.probe_epochs):
             raise ValueError("keep_head resumes the one head of the named bundle: set heads to 1, probe_epochs to 0")
-        return self
-
-    @model_validator(mode="after")
-    def _has_lists(self) -> Self:
         if self.list_loss is not None and (self.context is None or not self.context.embeds_lists):
             raise ValueError("list_loss needs a context that embeds lists: set context.kind to rankformer")
         if self.list_loss is not None and self.relevant_only:
             raise ValueError("list_loss also learns from lists without a relevant document: set relevant_only to false")
-        return self
-
-    @model_validator(mode="after")
-    def _goals_have_one_loss(self) -> Self:
         if self.goals is not None and (self.list_loss is not None or self.debias is not None):
             raise ValueError("goals: list_loss and debias are of the labels alone; leave them out")
         return self

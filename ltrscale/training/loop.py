@@ -31,7 +31,7 @@ from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.auxiliary import Auxiliary
 from ltrscale.training.feed import Account, Fed, read_ahead
 from ltrscale.training.reduce import FlatGradient, RowGradients, forget_moments, sum_over_workers, update_norms
-from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer, learning_rate
+from ltrscale.training.settings import Factors, OptimizerConfig, Precision, build_optimizer
 
 LossOfBatch = Callable[[QueryGroups, torch.Generator], tuple[Tensor, Tensor | float]]
 """Summed loss of a micro-batch, and the count that divides it: documents for pretext objectives, groups with a defined
@@ -202,7 +202,10 @@ class Trainer:
         ahead = read_ahead(epoch, depth=depth, device=self.device, rows_of=rows_of, frame=self.frame)
         with closing(ahead) as steps:
             while True:
-                step, wait_s = self.fetch(steps)
+                start = time.monotonic()
+                # a worker whose streams have run out takes empty steps: the others still need it in their sums
+                step = next(steps, Fed({}, self.state.positions, Account()))
+                wait_s = time.monotonic() - start
                 loss_and_count = self.add_gradients(step)
                 taken = self.reduce(loss_and_count, StepSums(*step.account, *self.requests(), wait_s))
                 total = taken.total
@@ -242,15 +245,6 @@ class Trainer:
             stopping=bool(total.stopping),
             failed=bool(total.failed),
         )
-
-    def fetch(self, steps: Iterator[Fed]) -> tuple[Fed, float]:
-        """The next step of this worker, and the time spent waiting for it.
-
-        A worker whose streams have run out takes empty steps, because the others still need it in their sums.
-        """
-        start = time.monotonic()
-        step = next(steps, Fed({}, self.state.positions, Account()))
-        return step, time.monotonic() - start
 
     def add_gradients(self, step: Fed) -> Tensor:
         """Add the gradients of the local micro-batches; returns their summed loss and count."""
@@ -330,7 +324,8 @@ class Trainer:
         """The learning rate of a step that reads this many groups."""
         middle = (self.state.account.groups + groups / 2) / max(1, self.stream.groups_per_epoch)  # of the step
         read = self.state.epoch + min(1.0, middle)  # min: an epoch of drawn groups may read more than planned
-        return learning_rate(self.config, done=self.done() if self.done else read, epochs=self.epochs)
+        done = self.done() if self.done else read
+        return self.config.learning_rate * self.config.schedule.share(done, self.epochs)
 
     def _gradient_of(self, auxiliary: Auxiliary) -> Tensor:
         """The weighted gradient of one auxiliary step, as a vector; sets its mean loss."""

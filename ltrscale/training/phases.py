@@ -9,8 +9,8 @@ import math
 import resource
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -246,7 +246,8 @@ class Training:
                         advance(result.documents)
                         checkpoints.after(result, trainer, kept)
             except Stopped:
-                if self._has_result(phase) and self.worker.late():
+                # epochs known beforehand are all needed
+                if phase.until is None and self.best is not None and self.best.epoch > 0 and self.worker.late():
                     return True
                 raise
             record, ended = self._judged(phase, trainer.state.epoch, meter.record(trainer.past))
@@ -259,14 +260,14 @@ class Training:
 
     def _steps(self, phase: Phase, steps_before: int, trainer: Trainer) -> Generator[StepResult]:
         """The reported steps of an epoch."""
-        with self._gaps_reported(phase, trainer), closing(trainer.epoch()) as results:
-            for result in results:
-                self._report(phase, steps_before, trainer, result)
-                yield result
-
-    def _has_result(self, phase: Phase) -> bool:
-        """Whether a phase can end here: epochs known beforehand are all needed."""
-        return phase.until is None and self.best is not None and self.best.epoch > 0
+        try:
+            with closing(trainer.epoch()) as results:
+                for result in results:
+                    self._report(phase, steps_before, trainer, result)
+                    yield result
+        except AccountError:  # reported before it ends this attempt
+            self.worker.report({**self._labels(phase), **gaps(trainer, trainer.state)})
+            raise
 
     def _set_modes(self, phase: Phase) -> None:
         self.model.train()
@@ -290,15 +291,6 @@ class Training:
                 "wait_s": round(result.wait_s, 4),
             }
         )
-
-    @contextmanager
-    def _gaps_reported(self, phase: Phase, trainer: Trainer) -> Iterator[None]:
-        """Report missed and repeated groups before the error ends this attempt."""
-        try:
-            yield
-        except AccountError:
-            self.worker.report({**self._labels(phase), **gaps(trainer, trainer.state)})
-            raise
 
     def _judged(self, phase: Phase, epoch: int, record: Record) -> tuple[Record, bool]:
         """The record of an epoch with its validation, and True if the phase ends."""

@@ -80,12 +80,8 @@ class PretrainConfig(TrainingConfig):
         return self.seed
 
     @model_validator(mode="after")
-    def _method_fits_the_encoder(self) -> Self:
+    def _fits_together(self) -> Self:
         self.method.check_encoder(self.network.encoder)
-        return self
-
-    @model_validator(mode="after")
-    def _has_graphs(self) -> Self:
         refused = {
             f"method {self.method.kind}": not self.method.pads,
             f"augmentation {self.augment.kind}, which mixes groups": self.augment.mixes_groups,

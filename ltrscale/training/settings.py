@@ -142,11 +142,6 @@ def build_optimizer(
             return torch.optim.SGD(groups, lr=rate, weight_decay=decay, momentum=config.momentum, fused=True)
 
 
-def learning_rate(config: OptimizerConfig, *, done: float, epochs: int) -> float:
-    """The learning rate after `done` of `epochs` epochs."""
-    return config.learning_rate * config.schedule.share(done, epochs)
-
-
 Precision = Literal["float32", "tf32", "bf16"]
 
 

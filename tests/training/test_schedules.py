@@ -15,7 +15,6 @@ from ltrscale.training.settings import (
     ScheduleConfig,
     StepDecayConfig,
     build_optimizer,
-    learning_rate,
 )
 
 SCHEDULES: list[ScheduleConfig] = [
@@ -28,7 +27,7 @@ SCHEDULES: list[ScheduleConfig] = [
 
 
 def rate(schedule: ScheduleConfig, done: float, epochs: int = 20) -> float:
-    return learning_rate(OptimizerConfig(learning_rate=0.3, schedule=schedule), done=done, epochs=epochs)
+    return 0.3 * schedule.share(done, epochs)
 
 
 def test_step_is_that_of_torch() -> None:
