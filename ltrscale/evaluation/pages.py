@@ -34,7 +34,7 @@ class ComparedMethods(Findings):
 
 def definitions(policies: Mapping[str, str], *, leave_out_constant: bool) -> list[str]:
     """Definitions and policies of the metrics, in one or two sentences each."""
-    kinds = {str(Name.parsed(metric).uncut()): policy for metric, policy in policies.items()}
+    kinds = {str(Name.parsed(metric)._replace(k=None)): policy for metric, policy in policies.items()}
     labels_of_policy: dict[str, list[str]] = {}
     for kind, policy in kinds.items():
         labels_of_policy.setdefault(policy, []).append(metric_label(kind))

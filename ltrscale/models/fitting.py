@@ -156,7 +156,9 @@ class Sample:
 
     def __init__(self, size: int, documents: int | None = None) -> None:
         self._size = size
-        self._below = _bound(size, documents) if documents else _HIGHEST
+        # with a margin of eight standard deviations, at least `size` hashes of documents are below it
+        share = (size + 8 * math.sqrt(size) + 64) / documents if documents else 1
+        self._below = _HIGHEST if share >= 1 else int(share * _HIGHEST)
         self._kept: list[tuple[NDArray[np.uint64], NDArray[np.float32]]] = []
 
     def chosen(self, numbers_N: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -226,12 +228,6 @@ def sampled_documents(wanted: int, n_features: int) -> int:
 
 def _hashes(numbers_N: NDArray[np.int64]) -> NDArray[np.uint64]:
     return splitmix64(np.zeros(len(numbers_N), np.uint64), numbers_N.astype(np.uint64))
-
-
-def _bound(size: int, documents: int) -> int:
-    """A bound with at least `size` hashes of documents below it, with a margin of eight standard deviations."""
-    share = (size + 8 * math.sqrt(size) + 64) / documents
-    return _HIGHEST if share >= 1 else int(share * _HIGHEST)
 
 
 def quantiles(rows_MF: NDArray[np.float32], n_quantiles: int) -> Tensor:

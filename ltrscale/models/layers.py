@@ -139,13 +139,7 @@ def hidden_layers(
 
 def activation(name: Activation) -> nn.Module:
     """The non-linearity of this name."""
-    match name:
-        case "relu":
-            return nn.ReLU()
-        case "gelu":
-            return nn.GELU()
-        case "elu":
-            return nn.ELU()
+    return {"relu": nn.ReLU, "gelu": nn.GELU, "elu": nn.ELU}[name]()
 
 
 class TokenFields(NamedTuple):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from itertools import combinations
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -387,18 +387,13 @@ class _TokenDecoder(nn.Module):
         return F.linear(self.norm(F.gelu(self.dense(h_MD))), tokens_VD, self.bias)
 
 
-class _Hidden(NamedTuple):
-    """Sequences with hidden tokens."""
+def _hide(
+    pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, rate: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Hide tokens of texts, each at this rate: sequences [T] with them, places [M], and where a place has one [M].
 
-    ids_T: Tensor
-    rows_M: Tensor
-    """Places of the tokens to restore."""
-    there_M: Tensor
-    """True where there is such a token; only a GPU has spare places."""
-
-
-def _hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *, rate: float) -> _Hidden:
-    """Hide tokens of texts, each at this rate; a GPU has spare places, so it need not report their number."""
+    Only a GPU has spare places, so that it need not report their number.
+    """
     chosen_T, how_T = torch.rand(2, len(pairs.ids_T), generator=generator, device=pairs.ids_T.device)
     random_T = torch.randint(vocabulary.size, how_T.shape, generator=generator, device=how_T.device)
     hidden_T = pairs.text_T & (chosen_T < rate)
@@ -406,13 +401,13 @@ def _hide(pairs: Pairs, vocabulary: TokenNumbers, generator: torch.Generator, *,
     ids_T = torch.where(hidden_T, torch.where(how_T < MASKED, vocabulary.mask, kept_T), pairs.ids_T)
     if hidden_T.device.type == "cpu":
         rows_M = hidden_T.nonzero()[:, 0]
-        return _Hidden(ids_T, rows_M, torch.ones_like(rows_M, dtype=torch.bool))
+        return ids_T, rows_M, torch.ones_like(rows_M, dtype=torch.bool)
     n = len(hidden_T)
     places = min(n, math.ceil(n * rate + 8 * math.sqrt(n * rate)) + 8)
     number_T = torch.where(hidden_T, hidden_T.cumsum(0) - 1, places).clamp_(max=places)  # without a place: last
     rows_M = torch.zeros(places + 1, dtype=torch.int64, device=hidden_T.device)
     rows_M = rows_M.scatter_(0, number_T, torch.arange(n, device=hidden_T.device))[:-1]
-    return _Hidden(ids_T, rows_M, torch.arange(places, device=hidden_T.device) < hidden_T.sum())
+    return ids_T, rows_M, torch.arange(places, device=hidden_T.device) < hidden_T.sum()
 
 
 def _masked_language(

@@ -22,7 +22,6 @@ from torch.autograd.function import once_differentiable
 from ltrscale.batch import at_least_float32, group_index, length_chunks, standardise_by_group, sum_by_group
 from ltrscale.config import Config
 from ltrscale.devices import block_entries
-from ltrscale.layout import Chunks
 from ltrscale.processor import one_thread
 from ltrscale.ranking.metrics import rank_discounts
 from ltrscale.ranking.ranked import best_first, falling_order
@@ -73,7 +72,9 @@ class _ListLoss(torch.autograd.Function):
     def forward(
         ctx: Any, scores_N: Tensor, gains_N: Tensor, offsets_Q1: Tensor, solve: _Solve, order: _Order
     ) -> Tensor:
-        chunks, gains_N, losses, slopes = _chunks(offsets_Q1), gains_N.double(), [], []
+        # groups of similar length, so few that a block of pairs spans some rows of all of them
+        chunks = length_chunks(offsets_Q1, budget=PAIRS_PER_BLOCK // ROWS_PER_BLOCK, quadratic=False)
+        gains_N, losses, slopes = gains_N.double(), [], []
         discounts_L = rank_discounts(max(length for _, length in chunks.shapes), scores_N.device)
         keys_S = chunks.pad(gains_N if order == "gains" else scores_N, -torch.inf)
         values = keys_S, chunks.pad(scores_N), chunks.pad(gains_N, -torch.inf), chunks.mask_S
@@ -95,11 +96,6 @@ class _ListLoss(torch.autograd.Function):
     def backward(ctx: Any, grad_Q: Tensor) -> tuple[Tensor, None, None, None, None]:
         slope_N, offsets_Q1 = ctx.saved_tensors
         return slope_N * grad_Q[group_index(offsets_Q1)], None, None, None, None
-
-
-def _chunks(offsets_Q1: Tensor) -> Chunks:
-    """Groups of similar length, so few that a block of pairs spans some rows of all of them."""
-    return length_chunks(offsets_Q1, budget=PAIRS_PER_BLOCK // ROWS_PER_BLOCK, quadratic=False)
 
 
 def most(counts: Tensor, bound: int) -> int:

@@ -62,10 +62,6 @@ class Name(NamedTuple):
         keys = f"({','.join(f'{key}={value}' for key, value in self.keys)})" if self.keys else ""
         return self.kind + keys + (f"@{self.k}" if self.k is not None else "")
 
-    def uncut(self) -> Name:
-        """The name without its cut-off."""
-        return self._replace(k=None)
-
 
 class Rules(Config):
     """What a metric's formula leaves open; the defaults are the policy of this package.

@@ -83,7 +83,7 @@ def _ndcg(scores_N: Tensor, values_N: Tensor, offsets_Q1: Tensor, k: int, gain: 
     values_Q = ranked.undefined(offsets_Q1)
     for ranking in ranked.rankings(scores_N, values_N, offsets_Q1, k):
         # Gain and discount separate, so the expected DCG is the DCG of the expected gains.
-        gains_MK = ranking.expected_of(gain, k)
+        gains_MK = ranking.expected(gain(ranking.values_ML if ranking.tied else ranking.values_ML[:, :k]), k)
         ideal_MK = gain(ranking.best_ML[:, :k].contiguous())
         discounts_K = rank_discounts(gains_MK.shape[1], scores_N.device)
         values_Q[ranking.groups_M] = gains_MK @ discounts_K / (ideal_MK @ discounts_K)  # 0 / 0 without relevance

@@ -8,7 +8,7 @@ K + 1 numbers of documents.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -92,10 +92,6 @@ class Ranking:
     def size_ML(self) -> Tensor:
         """Documents of a rank's block."""
         return self.end_ML - self.first_ML
-
-    def expected_of(self, function: Callable[[Tensor], Tensor], k: int | None = None) -> Tensor:
-        """Like `expected`, for a function of the ranked values that maps 0 to 0."""
-        return self.expected(function(self.values_ML if self.tied else self.values_ML[:, :k]), k)
 
     def expected(self, values_ML: Tensor, k: int | None = None) -> Tensor:
         """The expected value at each of the first k ranks, or at all, shape [M, K]; 0 past the end of the list.

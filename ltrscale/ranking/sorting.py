@@ -284,7 +284,18 @@ def pirank(
     return scores_N.new_zeros(len(offsets_Q1) - 1).index_add(0, lists.groups_G, loss_G)
 
 
-class PiRankConfig(Loss):
+class _RelaxedNDCG(Loss):
+    """The base of NDCG through one relaxed sort."""
+
+    function = staticmethod(pirank)
+    needs_relevance: ClassVar[bool] = True
+    temperature: float = Field(1.0, gt=0)
+    """Temperature of the relaxed sort, in units of the scores."""
+    k: int | None = Field(None, ge=1)
+    """Cut-off of the NDCG; empty for the whole list."""
+
+
+class PiRankConfig(_RelaxedNDCG):
     """PiRank: NDCG through a relaxed sort, by divide and conquer for long lists.
 
     Source: Swezey et al. 2021.
@@ -292,19 +303,13 @@ class PiRankConfig(Loss):
     """
 
     kind: Literal["pirank"] = "pirank"
-    function = staticmethod(pirank)
-    needs_relevance: ClassVar[bool] = True
-    temperature: float = Field(1.0, gt=0)
-    """Temperature of the relaxed sort, in units of the scores."""
-    k: int | None = Field(None, ge=1)
-    """Cut-off of the NDCG; empty for the whole list."""
     depth: int = Field(1, ge=1, le=100)
     """Levels of divide and conquer; 1 sorts the list at once."""
     mode: Mode = "soft"
     """`straight_through` takes the exact order forward and the gradient of the relaxed one backward."""
 
 
-class NeuralSortNDCGConfig(Loss):
+class NeuralSortNDCGConfig(_RelaxedNDCG):
     """NDCG of the relaxed order of NeuralSort, which is PiRank of depth 1.
 
     Source: Grover et al. 2019; QIN21, B.2, without the constant 1 and with the indices of P exchanged.
@@ -312,12 +317,6 @@ class NeuralSortNDCGConfig(Loss):
     """
 
     kind: Literal["neural_sort_ndcg"] = "neural_sort_ndcg"
-    function = staticmethod(pirank)
-    needs_relevance: ClassVar[bool] = True
-    temperature: float = Field(1.0, gt=0)
-    """Temperature of the relaxed sort, in units of the scores."""
-    k: int | None = Field(None, ge=1)
-    """Cut-off of the NDCG; empty for the whole list."""
 
 
 class GumbelNeuralSortNDCGConfig(NoisyLoss):

@@ -8,7 +8,7 @@ of one layer (linear probing) or several (multilayer probing).
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -287,19 +287,9 @@ class FinetuneJob(LabelledStage, TrainingStage):
     def _best_of(self, encoders: Sequence[str], origin: Origin, report: Report) -> str:
         """The encoder whose linear probe validates best, the last of equals; a resumed run reuses finished probes."""
         config = self.finetune
-        probe = config.replace(
-            list_loss=None,
-            head=HeadConfig(layers=1),
-            context=None,
-            network=NetworkConfig(),
-            heads=1,
-            projector_layers=0,
-            probe_epochs=0,
-            head_epochs=config.probe_epochs,
-            epochs=0,
-            rates=RatesConfig(),
-            auxiliary=None,
-            goals=None,
+        shared: dict[str, Any] = {name: value for name, value in config if name in RankingConfig.model_fields}
+        probe = FinetuneConfig(
+            **shared, head=HeadConfig(layers=1), noise=config.noise, head_epochs=config.probe_epochs, epochs=0
         )
         metric, values = f"validation_{config.validation_metric}", {}
         for number, url in enumerate(encoders):

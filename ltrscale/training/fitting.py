@@ -62,17 +62,14 @@ def fit(selection: Selection, config: NetworkConfig, *, run: Run = run_here) -> 
             statistics.merge(of_part)
             advance(part.documents)
     for column in statistics.hashed:
-        _log_sharing(selection.features[column].name, torch.from_numpy(statistics.seen[column].codes()), config)
+        codes_V, rows = torch.from_numpy(statistics.seen[column].codes()), config.transform.hash_rows
+        log.info(
+            "%s: %s different codes are hashed into %s rows; %.1f%% of them share a row with another one (expected "
+            "%.1f%%)",
+            *(selection.features[column].name, f"{len(codes_V):,}", f"{rows:,}", 100 * sharing(codes_V, rows)),
+            100 * expected_sharing(len(codes_V), rows),
+        )
     return make_transform(statistics, config.transform, bins=config.numbers.fitted_bins)
-
-
-def _log_sharing(name: str, codes_V: Tensor, config: NetworkConfig) -> None:
-    rows = config.transform.hash_rows
-    log.info(
-        "%s: %s different codes are hashed into %s rows; %.1f%% of them share a row with another one (expected %.1f%%)",
-        *(name, f"{len(codes_V):,}", f"{rows:,}", 100 * sharing(codes_V, rows)),
-        100 * expected_sharing(len(codes_V), rows),
-    )
 
 
 def _statistics_of_part(needed: Wanted, part: Part) -> FeatureStatistics:

@@ -77,7 +77,7 @@ def test_the_embedding_learns_as_input_and_as_output() -> None:
     model = pretrainer(rate=0.5)
     loss, count = model(text_groups(), generator())
     loss.backward()
-    assert count == len(_hide(model.encoder.pairs(text_groups()), VOCABULARY, generator(), rate=0.5).rows_M)  # type: ignore[operator]
+    assert count == len(_hide(model.encoder.pairs(text_groups()), VOCABULARY, generator(), rate=0.5)[1])  # type: ignore[operator]
     gradient = model.encoder.get_parameter("bert.tokens.weight").grad
     assert gradient is not None
     assert gradient.any(1).all()  # every token, also those that are nowhere: as outputs they are wrong answers
