@@ -259,9 +259,6 @@ class SetRank(ListContext):
     h is the encoder's embedding. Without initial ranks, p is omitted, and the order of the input does not matter. With
     them, it matters only for ties. A list may have any length: documents beyond the table of rank embeddings share its
     last row. Blocks are MSAB, or IMSAB if the config sets inducing points.
-
-    Raises:
-        InputError: the feature that ranks documents does not exist or is a category, or positions are missing.
     """
 
     def __init__(self, config: "SetRankConfig", width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:  # noqa: ARG002

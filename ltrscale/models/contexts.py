@@ -69,11 +69,7 @@ class ContextSettings(Config):
         return False
 
     def build(self, width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> ListContext:
-        """The list context with fresh weights.
-
-        Raises:
-            InputError: the config does not fit the features or the encoder.
-        """
+        """The list context with fresh weights."""
         return self.context(self, width, numeric_F, cardinalities)
 
 
@@ -224,9 +220,6 @@ class DLCM(ListContext):
     linear layer V on the units is the paper's local ranking function `V (o_i . tanh(W s + b))`.
 
     The output depends on the initial ranking, and therefore on the order of the input where documents tie.
-
-    Raises:
-        InputError: the feature that ranks documents does not exist or is a category, or positions are missing.
     """
 
     def __init__(self, config: "DLCMConfig", width: int, numeric_F: Tensor, cardinalities: Sequence[int]) -> None:

@@ -134,11 +134,7 @@ class CrossEncoder(Encoder):
         raise NotImplementedError("a cross-encoder reads the tokens of a batch; call embed")
 
     def embed(self, x_NF: Tensor, groups: QueryGroups) -> Tensor:
-        """Embeddings [N, D] from transformed features and the tokens of the same documents.
-
-        Raises:
-            InputError: the batch lacks a token field.
-        """
+        """Embeddings [N, D] from transformed features and the tokens of the same documents."""
         text_ND = self._embed_text(self.pairs(groups))
         if self.features is None:
             return text_ND

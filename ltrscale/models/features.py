@@ -260,9 +260,6 @@ def fit_transform(
     """Fit a transform in one pass over the training documents.
 
     The result depends on the documents and their order, not on how they are batched (beyond rounding in float64).
-
-    Raises:
-        InputError: the batches contain no document.
     """
     statistics = FeatureStatistics(wanted(kinds, config, bins=bins))
     for features_NF in batches:

@@ -10,7 +10,7 @@ Shapes: N documents, F features, Q groups, Q1 = Q + 1 offsets, S documents sampl
 import math
 from collections.abc import Collection, Sequence
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -59,15 +59,10 @@ class Augmentation(Config):
 
     kind: str
 
-    @property
-    def needs_marginals(self) -> bool:
-        """Whether it draws from the training marginals; a view then needs a sample of documents."""
-        return False
-
-    @property
-    def mixes_groups(self) -> bool:
-        """Whether a view has values of other groups of the micro-batch."""
-        return False
+    needs_marginals: ClassVar[bool] = False
+    """Whether it draws from the training marginals; a view then needs a sample of documents."""
+    mixes_groups: ClassVar[bool] = False
+    """Whether a view has values of other groups of the micro-batch."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
         """One random view of documents, shape [N, F]; the input is not changed (HOU24, section 3; HOU23, section 4.1).
@@ -140,15 +135,12 @@ class SwapInBatchConfig(Augmentation):
     """Replace values by the same column's value of another document of the micro-batch."""
 
     kind: Literal["swap_in_batch"] = "swap_in_batch"
+    mixes_groups: ClassVar[bool] = True
     probability: float = Field(0.1, ge=0, le=1)
     """Share of the entries that are replaced."""
 
     def view(self, x_NF: Tensor, draw: Draw) -> Tensor:
         return swap_in_group(x_NF, joined(draw.offsets_Q1), probability=self.probability, generator=draw.generator)
-
-    @property
-    def mixes_groups(self) -> bool:
-        return True
 
 
 def swap_in_group(x_NF: Tensor, offsets_Q1: Tensor, *, probability: float, generator: torch.Generator) -> Tensor:
@@ -184,6 +176,7 @@ class MarginalConfig(Augmentation):
     """Replace values by draws from their feature's marginal over the training split: the corruption of SCARF."""
 
     kind: Literal["marginal"] = "marginal"
+    needs_marginals: ClassVar[bool] = True
     probability: float = Field(0.6, ge=0, le=1)
     """Share of the entries that are replaced; SCARF has .6, HOU24 tries .3, .6 and .9."""
     fixed_count: bool = False
@@ -216,10 +209,6 @@ class MarginalConfig(Augmentation):
         source_NF = torch.randint(len(marginals_SF), x_NF.shape, generator=generator, device=x_NF.device)
         return torch.where(hit_NF, marginals_SF.gather(0, source_NF).to(x_NF.dtype), x_NF)
 
-    @property
-    def needs_marginals(self) -> bool:
-        return True
-
 
 Mixup = Literal["linear", "geometric", "binary"]
 MIXUPS: tuple[Mixup, ...] = ("linear", "geometric", "binary")
@@ -229,6 +218,7 @@ class MixupConfig(Augmentation):
     """Mix documents with other documents of the micro-batch: the views of DACL+."""
 
     kind: Literal["mixup"] = "mixup"
+    mixes_groups: ClassVar[bool] = True
     amount: float = Field(0.3, ge=0, le=1)
     """The largest share that the other document can have; HOU24 tries .3, .6 and .9."""
     forms: tuple[Mixup, ...] = Field(MIXUPS, min_length=1, max_length=100)
@@ -265,10 +255,6 @@ class MixupConfig(Augmentation):
                 smooth_NF = _smooth(form, x_NF, other_NF, share_N1.to(x_NF.dtype))
                 mixed_NF = torch.where(draw.numeric_F & (form_N1 == number), smooth_NF, mixed_NF)
         return mixed_NF
-
-    @property
-    def mixes_groups(self) -> bool:
-        return True
 
 
 def _smooth(form: Literal["linear", "geometric"], x_NF: Tensor, other_NF: Tensor, share_N1: Tensor) -> Tensor:
@@ -322,11 +308,11 @@ class ComposeConfig(Augmentation):
         return x_NF
 
     @property
-    def needs_marginals(self) -> bool:
+    def needs_marginals(self) -> bool:  # type: ignore[override]
         return any(step.needs_marginals for step in self.steps)
 
     @property
-    def mixes_groups(self) -> bool:
+    def mixes_groups(self) -> bool:  # type: ignore[override]
         return any(step.mixes_groups for step in self.steps)
 
 

@@ -49,11 +49,7 @@ class AuxiliaryConfig(Config):
     """Batch size and order of the unlabelled groups."""
 
     def groups(self, selection: Selection, transform: FeatureTransform, *, run: Run) -> "Unlabelled":
-        """The groups to learn from, with a sample of their documents if the method draws values from it.
-
-        Raises:
-            InputError: the data cannot be read.
-        """
+        """The groups to learn from, with a sample of their documents if the method draws values from it."""
         config, where = self, "finetune.auxiliary.mask"
         if not self.method.reads_tokens:
             mask = masked_features(self.mask, selection, transform.kinds, where=where, run=run)

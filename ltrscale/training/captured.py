@@ -213,11 +213,7 @@ class _Repeated:
 
 
 def frame_for(selection: Selection, stream: GroupStream, device: torch.device) -> Frame:
-    """The frame of a training's micro-batches, from the lengths of the first groups, which rank 0 reads.
-
-    Raises:
-        InputError: a file is missing or damaged.
-    """
+    """The frame of a training's micro-batches, from the lengths of the first groups, which rank 0 reads."""
     if rank_and_world()[0] != 0:
         return from_rank_0(Frame(0, ()))
     documents = min(stream.config.docs_per_batch // stream.config.streams, selection.n_documents)

@@ -83,9 +83,6 @@ def fitted(selection: Selection, config: NetworkConfig, url: str, *, run: Run = 
     """The transform of `fit`, kept in a committed directory, from which a resumed run reads it.
 
     A process that has fitted the same transform to the same data does not read the data again.
-
-    Raises:
-        InputError: as `fit`, or the directory cannot be written.
     """
     bins = {"bins": str(config.numbers.fitted_bins)} if config.numbers.fitted_bins else {}
     origin = made_by("transform", config.transform, {"train": selection.hash, **bins})
@@ -117,9 +114,6 @@ def sample_inputs(
     """A uniform sample of a training split's documents after the transform, shape [S, F].
 
     The columns of the sample are the features' marginals. The sample depends only on the documents and their order.
-
-    Raises:
-        InputError: as `transform.fit`.
     """
     sample, parts = Sample(size, selection.n_documents), [*parts_of(selection)]
     with progress("feature marginals", selection.n_documents) as advance:
@@ -154,9 +148,6 @@ def masked_features(
 
     Features that identify a document are detected in a sample of the groups read, because manifests also cover other
     periods. They are logged with their shares and rates.
-
-    Raises:
-        InputError: as `MaskConfig.rates`, or a file is missing or damaged.
     """
     unique = UniqueInGroup(len(selection.features))
     for of_part in run(_unique_of_part, parts_of(spread(selection, documents=_DOCUMENTS))):
@@ -192,11 +183,7 @@ def _unique_of_part(part: Part) -> UniqueInGroup:
 
 
 def with_tokens(selection: Selection, encoder: EncoderSettings) -> Selection:
-    """The same groups with the token fields that the encoder reads.
-
-    Raises:
-        InputError: the data lack one.
-    """
+    """The same groups with the token fields that the encoder reads."""
     fields = encoder.reads_tokens
     return selection.reading(query=fields.query, document=fields.document) if any(fields) else selection
 
