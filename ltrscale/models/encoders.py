@@ -31,17 +31,19 @@ from ltrscale.models.layers import (
 )
 
 
-class Identity(Encoder):
-    """The features themselves; with a head of one layer, RankSVM's linear model."""
+class Chain(Encoder):
+    """Named parts, one after the other; the first one embeds the features."""
 
-    def __init__(self, config: "IdentityConfig", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
+    def __init__(self, config: EncoderSettings, width: int, **parts: nn.Module) -> None:
         super().__init__()
-        self.config = config
-        self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
-        self.width = self.features.width
+        self.config, self.width = config, width
+        for name, part in parts.items():
+            self.add_module(name, part)
 
     def forward(self, x_NF: Tensor) -> Tensor:
-        return self.features(x_NF)
+        for part in self.children():
+            x_NF = part(x_NF)
+        return x_NF
 
 
 class IdentityConfig(EncoderSettings):
@@ -52,7 +54,10 @@ class IdentityConfig(EncoderSettings):
     """
 
     kind: Literal["identity"] = "identity"
-    encoder: ClassVar = Identity
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        features = FeatureEmbedding(numeric_F, cardinalities, self.embedding)
+        return Chain(self, features.width, features=features)
 
 
 class LayeredSettings(EncoderSettings):
@@ -74,20 +79,6 @@ class LayeredSettings(EncoderSettings):
         )
 
 
-class MLP(Encoder):
-    """Multilayer perceptron without its last linear layer."""
-
-    def __init__(self, config: "MLPConfig", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
-        super().__init__()
-        self.config = config
-        self.width = config.hidden[-1]
-        self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
-        self.layers = config.layers(self.features.width)
-
-    def forward(self, x_NF: Tensor) -> Tensor:
-        return self.layers(self.features(x_NF))
-
-
 class MLPConfig(LayeredSettings):
     """Hidden layers, each of linear, optional norm, activation, dropout.
 
@@ -96,37 +87,14 @@ class MLPConfig(LayeredSettings):
     """
 
     kind: Literal["mlp"] = "mlp"
-    encoder: ClassVar = MLP
     hidden: Sizes = (512, 256, 128)
     """Sizes of the hidden layers; the last is the size of the embedding. BUYL23 has 512, 256, 128."""
     dropout: float = Field(0.25, ge=0, lt=1)
     """Dropout after each hidden layer (BUYL23: 0.25); a multiple of 1/256 on a CPU."""
 
-
-class IndustrialMLP(Encoder):
-    """The ranker of HOU24, A.2.5, without its last linear layer: featurizers, then four hidden layers.
-
-    `x = drop(norm(features))`, then `x = drop(relu(norm(linear(x))))` four times. The paper names featurizers without
-    details; here they are the feature transform for numeric features and an embedding for each categorical one.
-    """
-
-    def __init__(self, config: "IndustrialMLPConfig", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
-        super().__init__()
-        self.config = config
-        self.width = config.width
-        self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
-        self.norm = MicroBatchNorm(self.features.width)
-        self.dropout = Dropout(config.input_dropout)
-        self.layers = hidden_layers(
-            self.features.width,
-            [config.width] * config.layers,
-            activate=config.activation,
-            dropout=config.dropout,
-            batch_norm=True,
-        )
-
-    def forward(self, x_NF: Tensor) -> Tensor:
-        return self.layers(self.dropout(self.norm(self.features(x_NF))))
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        features = FeatureEmbedding(numeric_F, cardinalities, self.embedding)
+        return Chain(self, self.hidden[-1], features=features, layers=self.layers(features.width))
 
 
 class IndustrialMLPConfig(EncoderSettings):
@@ -137,7 +105,6 @@ class IndustrialMLPConfig(EncoderSettings):
     """
 
     kind: Literal["industrial_mlp"] = "industrial_mlp"
-    encoder: ClassVar = IndustrialMLP
     width: Size = 136
     """Size of the hidden layers and of the embedding; HOU24 does not state it."""
     layers: Layers = 4
@@ -148,6 +115,20 @@ class IndustrialMLPConfig(EncoderSettings):
     """Dropout on the normalised inputs; HOU24 does not state it."""
     dropout: float = Field(0.1, ge=0, lt=1)
     """Dropout after each hidden layer; HOU24 does not state it. On a CPU both are multiples of 1/256."""
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        # The paper names featurizers without details: here the transform of numbers, and an embedding of each category.
+        features, sizes = FeatureEmbedding(numeric_F, cardinalities, self.embedding), [self.width] * self.layers
+        return Chain(
+            self,
+            self.width,
+            features=features,
+            norm=MicroBatchNorm(features.width),
+            dropout=Dropout(self.input_dropout),
+            layers=hidden_layers(
+                features.width, sizes, activate=self.activation, dropout=self.dropout, batch_norm=True
+            ),
+        )
 
 
 class _ResNetBlock(nn.Module):
@@ -164,25 +145,7 @@ class _ResNetBlock(nn.Module):
 
     def forward(self, x_ND: Tensor) -> Tensor:
         hidden_NH = self.dropout(self.activate(self.first(self.norm(x_ND))))
-        added_ND: Tensor = self.dropout(self.second(hidden_NH))
-        return x_ND + added_ND
-
-
-class ResNet(Encoder):
-    """Tabular ResNet: embedding of categories, linear layer, residual blocks, norm, activation."""
-
-    def __init__(self, config: "ResNetConfig", numeric_F: Tensor, cardinalities: Sequence[int]) -> None:
-        super().__init__()
-        self.config = config
-        self.width = config.width
-        self.features = FeatureEmbedding(numeric_F, cardinalities, config.embedding)
-        self.linear = nn.Linear(self.features.width, config.width, bias=config.input_bias)
-        self.blocks = nn.Sequential(*(_ResNetBlock(config) for _ in range(config.blocks)))
-        self.norm = MicroBatchNorm(config.width)
-        self.activate = activation(config.last_activation or config.activation)
-
-    def forward(self, x_NF: Tensor) -> Tensor:
-        return self.activate(self.norm(self.blocks(self.linear(self.features(x_NF)))))
+        return x_ND + self.dropout(self.second(hidden_NH))
 
 
 class ResNetConfig(EncoderSettings):
@@ -193,7 +156,6 @@ class ResNetConfig(EncoderSettings):
     """
 
     kind: Literal["resnet"] = "resnet"
-    encoder: ClassVar = ResNet
     width: Size = 136
     """Size of the embedding, and of every block's input and output."""
     blocks: Layers = 3
@@ -208,6 +170,18 @@ class ResNetConfig(EncoderSettings):
     """The non-linearity after the last norm; that of the blocks by default. The public code of HOU24 has relu."""
     input_bias: bool = True
     """Whether the first linear layer has a bias; the public code of HOU24 has none."""
+
+    def build(self, numeric_F: Tensor, cardinalities: Sequence[int]) -> Encoder:
+        features = FeatureEmbedding(numeric_F, cardinalities, self.embedding)
+        return Chain(
+            self,
+            self.width,
+            features=features,
+            linear=nn.Linear(features.width, self.width, bias=self.input_bias),
+            blocks=nn.Sequential(*(_ResNetBlock(self) for _ in range(self.blocks))),
+            norm=MicroBatchNorm(self.width),
+            activate=activation(self.last_activation or self.activation),
+        )
 
 
 def _factorization(x_NP: Tensor, vectors_PE: Tensor, embedded_NCE: Tensor) -> Tensor:

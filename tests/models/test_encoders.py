@@ -16,13 +16,9 @@ from ltrscale.config import Config, kind_of, members
 from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.choices import EncoderConfig, FeatureEncoderConfig, NetworkConfig
 from ltrscale.models.encoders import (
-    MLP,
-    Identity,
     IdentityConfig,
-    IndustrialMLP,
     IndustrialMLPConfig,
     MLPConfig,
-    ResNet,
     ResNetConfig,
 )
 from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform
@@ -73,7 +69,7 @@ class PlainResNet(nn.Module):
 def test_resnet_is_the_papers(settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     config = ResNetConfig.model_validate({"width": 12, "blocks": 2, "hidden_factor": 1.5, "dropout": 0, **settings})
-    ours, plain = ResNet(config, NO_CATEGORIES, []), PlainResNet(7, config, hidden=18)
+    ours, plain = config.build(NO_CATEGORIES, []), PlainResNet(7, config, hidden=18)
     plain.linear.load_state_dict(ours.linear.state_dict())
     for i, block in enumerate(ours.blocks):
         plain.firsts[i].load_state_dict(block.first.state_dict())
@@ -103,7 +99,7 @@ def test_resnet_is_rtdls(training: bool) -> None:
     rtdl = pytest.importorskip("rtdl_revisiting_models")
     sizes = {"n_blocks": 3, "d_block": 12, "d_hidden": 18, "d_hidden_multiplier": None}
     theirs = rtdl.ResNet(d_in=7, d_out=2, **sizes, dropout1=0.0, dropout2=0.0)
-    ours = ResNet(ResNetConfig(width=12, blocks=3, hidden_factor=1.5, dropout=0), NO_CATEGORIES, [])
+    ours = ResNetConfig(width=12, blocks=3, hidden_factor=1.5, dropout=0).build(NO_CATEGORIES, [])
     for step in range(3):  # away from fresh running statistics
         theirs((rows(50, seed=step) - 100) / 10)
     ours.linear.load_state_dict(theirs.input_projection.state_dict())
@@ -122,7 +118,7 @@ def test_resnet_is_rtdls(training: bool) -> None:
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_mlp_is_torchs_layers_one_after_the_other(batch_norm: bool) -> None:
     config = MLPConfig(hidden=(9, 4), activation="gelu", dropout=0, batch_norm=batch_norm)
-    ours, x_NF = MLP(config, NO_CATEGORIES, []), (rows(40) - 100) / 10
+    ours, x_NF = config.build(NO_CATEGORIES, []), (rows(40) - 100) / 10
     first, second = (layer for layer in ours.layers if isinstance(layer, nn.Linear))
     assert len([layer for layer in ours.layers if isinstance(layer, MicroBatchNorm)]) == 2 * batch_norm
     norm = [nn.BatchNorm1d(9), nn.BatchNorm1d(4)] if batch_norm else [nn.Identity(), nn.Identity()]
@@ -133,17 +129,17 @@ def test_mlp_is_torchs_layers_one_after_the_other(batch_norm: bool) -> None:
 
 def test_industrial_mlp_normalises_and_drops_at_input_and_hidden_layers() -> None:
     config = IndustrialMLPConfig(width=9, input_dropout=0, dropout=0)
-    ours, x_NF = IndustrialMLP(config, NO_CATEGORIES, []), rows(40)
+    ours, x_NF = config.build(NO_CATEGORIES, []), rows(40)
     linears = [layer for layer in ours.layers if isinstance(layer, nn.Linear)]
     assert len(linears) == 4
     expected_ND = nn.BatchNorm1d(7)(x_NF)
     for linear in linears:
         expected_ND = F.relu(nn.BatchNorm1d(9)(linear(expected_ND)))
     torch.testing.assert_close(ours(x_NF), expected_ND)
-    parts = IndustrialMLP(IndustrialMLPConfig(), NO_CATEGORIES, []).modules()
+    parts = IndustrialMLPConfig().build(NO_CATEGORIES, []).modules()
     assert [part.probability for part in parts if isinstance(part, Dropout)] == [0.1] * 5
     seen: list[Tensor] = []
-    dropping = IndustrialMLP(config.replace(input_dropout=0.5), NO_CATEGORIES, [])
+    dropping = config.replace(input_dropout=0.5).build(NO_CATEGORIES, [])
     dropping.layers.register_forward_hook(lambda _, inputs, __: seen.append(inputs[0]))
     dropping(x_NF)
     assert 0.3 < float((seen[0] == 0).float().mean()) < 0.7
@@ -151,13 +147,13 @@ def test_industrial_mlp_normalises_and_drops_at_input_and_hidden_layers() -> Non
 
 def test_identity_and_one_layer_are_a_linear_model() -> None:
     numeric_F = torch.tensor([True, False])
-    encoder = Identity(IdentityConfig(embedding=2), numeric_F, [3])
+    encoder = IdentityConfig(embedding=2).build(numeric_F, [3])
     assert encoder.features.table is not None
     table = encoder.features.table.weight
     h_ND = encoder(torch.tensor([[0.5, 2.0], [7.0, 0.0]]))
     assert h_ND.tolist() == [[0.5, *table[2].tolist()], [7.0, 0.0, 0.0]]
-    assert not list(Identity(IdentityConfig(), NO_CATEGORIES, []).parameters())
-    assert torch.equal(Identity(IdentityConfig(), NO_CATEGORIES, [])(rows(3)), rows(3))
+    assert not list(IdentityConfig().build(NO_CATEGORIES, []).parameters())
+    assert torch.equal(IdentityConfig().build(NO_CATEGORIES, [])(rows(3)), rows(3))
 
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -236,7 +232,7 @@ def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
 
 def test_torchs_own_batch_norm_is_refused_when_a_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(config: MLPConfig, numeric_F: Tensor, cardinalities: list[int]) -> Encoder:
-        encoder = MLP(config, numeric_F, cardinalities)
+        encoder = config.build(numeric_F, cardinalities)
         encoder.layers.append(nn.BatchNorm1d(encoder.width))
         return encoder
 
@@ -323,7 +319,6 @@ def test_an_encoder_fits_the_transform() -> None:
     x_NF = torch.tensor([[1.0, 5.0], [2.0, 6.0], [math.nan, math.nan]])
     transform = fit_transform([x_NF], ["numeric", "categorical"], TransformConfig())
     encoder = fresh(ResNetConfig(width=4, embedding=3), transform).eval()
-    assert isinstance(encoder, ResNet)
     assert encoder.width == 4
     assert encoder.features.width == 4
     assert encoder(transform(x_NF)).shape == (3, 4)

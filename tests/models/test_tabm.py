@@ -9,7 +9,7 @@ from torch import Tensor
 from ltrscale.batch import QueryGroups
 from ltrscale.models.batch_norm import MicroBatchNorm, moments, update_running_statistics
 from ltrscale.models.choices import NetworkConfig
-from ltrscale.models.encoders import MLP, MLPConfig, TabM, TabMConfig, _AdaptedLinear
+from ltrscale.models.encoders import MLPConfig, TabM, TabMConfig, _AdaptedLinear
 from ltrscale.models.features import FeatureTransform, TransformConfig
 from ltrscale.models.ranker import Architecture, HeadConfig, ProjectorConfig, Ranker, combine_rankers, mlp_head
 from ltrscale.pretext.augment import SwapInGroupConfig
@@ -82,7 +82,7 @@ def test_it_is_the_authors(structure: str, arch_type: str) -> None:
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_one_member_is_the_plain_network(structure: str, batch_norm: bool) -> None:
     settings = {"hidden": (8, 4), "dropout": 0, "batch_norm": batch_norm}
-    plain = MLP(MLPConfig.model_validate(settings), NUMBERS, [])
+    plain = MLPConfig.model_validate(settings).build(NUMBERS, [])
     one = TabM(TabMConfig.model_validate({**settings, "members": 1, "structure": structure}), NUMBERS, [])
     with torch.no_grad():
         one.signs.r_MA.fill_(1)

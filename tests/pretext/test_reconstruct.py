@@ -11,7 +11,7 @@ from reference import pretext as reference
 from torch import Tensor, nn
 
 from jobs.bench.pretend import counting, pretending
-from ltrscale.models.encoders import ResNet, ResNetConfig
+from ltrscale.models.encoders import ResNetConfig
 from ltrscale.models.ranker import Projector, ProjectorConfig
 from ltrscale.pretext import reconstruct
 from ltrscale.pretext.augment import Draw
@@ -75,7 +75,7 @@ def learned(parts: nn.ModuleList, loss: Callable[[torch.Generator], Tensor], ste
 
 def test_vime_learns() -> None:
     torch.manual_seed(0)
-    encoder = ResNet(ResNetConfig(width=32, dropout=0), DECODER_NUMERIC_F, DECODER_CARDINALITIES)
+    encoder = ResNetConfig(width=32, dropout=0).build(DECODER_NUMERIC_F, DECODER_CARDINALITIES)
     decoder = _VimeDecoder(DecoderConfig(), encoder.width, DECODER_NUMERIC_F, DECODER_CARDINALITIES)
     x_NF = documents_decoder(512)
 
@@ -90,7 +90,7 @@ def test_vime_learns() -> None:
 @pytest.mark.slow
 def test_subtab_learns() -> None:
     torch.manual_seed(0)
-    encoder = ResNet(ResNetConfig(width=32, dropout=0), DECODER_NUMERIC_F, DECODER_CARDINALITIES)
+    encoder = ResNetConfig(width=32, dropout=0).build(DECODER_NUMERIC_F, DECODER_CARDINALITIES)
     decoder = FeatureDecoder(DecoderConfig(layers=2), encoder.width, DECODER_NUMERIC_F, DECODER_CARDINALITIES)
     projector = Projector(encoder.width, ProjectorConfig(layers=1))
     x_NF, offsets_Q1 = documents_decoder(128), torch.tensor([0, 128])
