@@ -179,14 +179,7 @@ class Learner:
             raise InputError(f"{config.start}: a network of other sizes; set in_context.network to {network.sizes}")
         self.network = network.to(device).train()
         self.average = copy.deepcopy(self.network).requires_grad_(False)
-        self.stream = ProblemStream(
-            config.problems,
-            seed=config.seed,
-            steps=config.steps,
-            epoch_steps=config.validate_every,
-            processes=config.processes,
-            is_over=lambda: self.share >= 1,
-        )
+        self.stream = ProblemStream(config, lambda: self.share >= 1)
         self.trainer = Trainer(
             self.network,
             self._loss,
@@ -311,36 +304,21 @@ class ProblemStream:
     """The problems of each step, drawn ahead by other processes; an epoch lasts until the next validation.
 
     Args:
-        config: the problems.
-        seed: of the problems.
-        steps: of the whole training.
-        epoch_steps: steps of an epoch.
-        processes: that draw ahead; None for one fewer than there are CPUs, and at most 8.
+        settings: of the whole training.
         is_over: whether the training ends before the next step.
     """
 
-    def __init__(
-        self,
-        config: ProblemsConfig,
-        *,
-        seed: int,
-        steps: int,
-        epoch_steps: int,
-        processes: int | None,
-        is_over: Callable[[], bool],
-    ) -> None:
+    def __init__(self, settings: InContextPretrainConfig, is_over: Callable[[], bool]) -> None:
         self.config, self.streams = StreamConfig(docs_per_batch=1, prefetch=0), [0]
         self.groups_per_epoch = 1  # unknown: the schedule counts steps
-        self._problems, self._steps, self._epoch_steps = _Steps(config, seed), steps, epoch_steps
-        self._processes = min(_MOST_PROCESSES, cores() - 1) if processes is None else processes
-        self._is_over = is_over
+        self._settings, self._is_over = settings, is_over
         self._drawn: Iterator[Problems] | None = None
         """The problems of the coming steps, once the first is asked for."""
 
     def epoch(self, epoch: int, start: Mapping[int, Position] | None = None) -> Iterator[MicroBatches]:
         """The rest of the steps of an epoch; the position is the number of steps before."""
-        length, done = self._epoch_steps, start[0].group if start else 0
-        end = min(length, self._steps - epoch * length)
+        length, done = self._settings.validate_every, start[0].group if start else 0
+        end = min(length, self._settings.steps - epoch * length)
         if self._drawn is None:
             self._drawn = iter(self._loader(first=epoch * length + done))
         while done < end and not self._is_over():
@@ -352,14 +330,16 @@ class ProblemStream:
         self._drawn = None
 
     def _loader(self, first: int) -> DataLoader[Problems]:
+        settings = self._settings
+        processes = min(_MOST_PROCESSES, cores() - 1) if settings.processes is None else settings.processes
         several: dict[str, Any] = {"multiprocessing_context": "spawn", "prefetch_factor": _AHEAD}
         return DataLoader(
-            self._problems,
+            _Steps(settings.problems, settings.seed),
             batch_size=None,
-            sampler=range(first, self._steps),
-            num_workers=self._processes,
+            sampler=range(first, settings.steps),
+            num_workers=processes,
             worker_init_fn=_obey_parent,
-            **(several if self._processes else {}),
+            **(several if processes else {}),
         )
 
 
