@@ -21,9 +21,8 @@ from ltrscale.models.batch_norm import MicroBatchNorm, refuse_batch_norm
 from ltrscale.models.choices import ContextConfig, EncoderConfig, NetworkConfig, NumbersConfig
 from ltrscale.models.contexts import Contextual
 from ltrscale.models.features import FeatureTransform, TransformConfig
-from ltrscale.models.layers import Dropout, Layers, SeparateLinear, Size
+from ltrscale.models.layers import Dropout, Layers, SeparateLinear, Size, keep_on_host
 from ltrscale.models.numbers import PlainConfig
-from ltrscale.models.tables import keep_on_host
 
 
 class HeadConfig(Config):

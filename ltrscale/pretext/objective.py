@@ -19,9 +19,8 @@ from ltrscale.layout import layout
 from ltrscale.models.batch_norm import MicroBatchNorm, Padding, leaving_out, norms_of, refuse_batch_norm
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.layers import Encoder, EncoderSettings, Size
+from ltrscale.models.layers import Encoder, EncoderSettings, Size, keep_on_host
 from ltrscale.models.ranker import Architecture, Projector, ProjectorConfig
-from ltrscale.models.tables import keep_on_host
 from ltrscale.pretext.augment import Augmentation, Draw
 from ltrscale.pretext.watch import NEGATIVES, CollapseWatch, collapse_measures, unit_vectors
 

@@ -24,8 +24,8 @@ from ltrscale.data.stream.batches import iterate
 from ltrscale.data.stream.decoder import Memory, memory_for
 from ltrscale.errors import InputError
 from ltrscale.models.batch_norm import moments, norms_of, update_running_statistics
+from ltrscale.models.layers import device_of
 from ltrscale.models.ranker import AnyRanker, rankers_in
-from ltrscale.models.tables import device_of
 from ltrscale.progress import log
 from ltrscale.ranking.choices import metric_label, metric_named
 from ltrscale.runtime.workers import rank_and_world

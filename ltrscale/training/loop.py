@@ -26,7 +26,7 @@ from ltrscale.data.stream.plan import step_seed
 from ltrscale.draws import mix
 from ltrscale.errors import InputError
 from ltrscale.lengths import Frame
-from ltrscale.models.tables import device_of
+from ltrscale.models.layers import device_of
 from ltrscale.runtime.workers import rank_and_world
 from ltrscale.training.auxiliary import Auxiliary
 from ltrscale.training.feed import Account, Fed, read_ahead

@@ -22,8 +22,7 @@ from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import iterate
 from ltrscale.devices import memory_of
 from ltrscale.errors import InputError
-from ltrscale.models.layers import ModuleT
-from ltrscale.models.tables import host_tables
+from ltrscale.models.layers import ModuleT, host_tables
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.progress import log
 from ltrscale.runtime.workers import rank_and_world

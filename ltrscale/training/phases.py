@@ -22,9 +22,8 @@ from ltrscale.data.dataset.selection import Selection
 from ltrscale.data.stream.batches import GroupStream
 from ltrscale.errors import Stopped
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.layers import Encoder
+from ltrscale.models.layers import Encoder, device_of
 from ltrscale.models.ranker import Projector
-from ltrscale.models.tables import device_of
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.progress import Advance, log, progress
 from ltrscale.ranking.choices import metric_label

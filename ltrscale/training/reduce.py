@@ -26,7 +26,7 @@ from torch.utils.hooks import RemovableHandle
 from ltrscale.batch import QueryGroups
 from ltrscale.models.batch_norm import moments, norms_of, update_running_statistics
 from ltrscale.models.features import FeatureTransform
-from ltrscale.models.tables import HostTable, Lent
+from ltrscale.models.layers import HostTable, Lent
 from ltrscale.pretext.objective import Pretrainer
 from ltrscale.runtime.workers import rank_and_world
 

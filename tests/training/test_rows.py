@@ -17,8 +17,7 @@ from ltrscale import bundle
 from ltrscale.batch import QueryGroups
 from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureKind, FeatureTransform, TransformConfig, fit_transform
-from ltrscale.models.layers import FeatureEmbedding
-from ltrscale.models.tables import HostTable, device_of, host_tables, keep_on_host
+from ltrscale.models.layers import FeatureEmbedding, HostTable, device_of, host_tables, keep_on_host
 from ltrscale.pretext.augment import MarginalConfig, SwapInGroupConfig
 from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.pretext.objective import Pretrainer
