@@ -58,7 +58,7 @@ def _against_scan(selection: Selection, compression: str) -> Row:
     return Row.speed(name, selection.n_documents, ours_s, scan_s, goal=0.9, note=note)
 
 
-def _by_compression(selections: Mapping[str, Selection]) -> Iterator[Row]:
+def _by_compression(selections: Mapping[Compression, Selection]) -> Iterator[Row]:
     """Epochs from Parquet in each compression, relative to the default one."""
     default_s, *others_s = cpu_seconds(*(partial(_epoch, _stream(each)) for each in selections.values()), repeats=5)
     default, *others = selections

@@ -16,7 +16,7 @@ from jobs.bench.pretend import counting, pretending
 from ltrscale.batch import QueryGroups
 from ltrscale.config import Config, kind_of, members, validate
 from ltrscale.errors import InputError
-from ltrscale.models import context as context_module
+from ltrscale.models import contexts as context_module
 from ltrscale.models.attention import DASALC, DASALCConfig, RankFormerConfig, SetRank, SetRankConfig
 from ltrscale.models.choices import ContextConfig
 from ltrscale.models.contexts import (

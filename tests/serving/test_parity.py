@@ -112,7 +112,7 @@ def test_raw_rows_may_be_named_and_must_be_there(shop: tuple[Path, str, str], tm
 def test_the_time_of_a_query_is_printed(
     shop: tuple[Path, str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ltrscale.serving.measured._QUERIES", 50)  # the line names the number that it usually is
+    monkeypatch.setattr("ltrscale.serving.parity._QUERIES", 50)  # the line names the number that it usually is
     _, data, bundle = shop
     cores = len(os.sched_getaffinity(0))
     job = ExportJob(out=str(tmp_path / "out"), bundle=bundle, data=data, rows=100, measure=True)

@@ -23,7 +23,7 @@ from ltrscale.models.choices import NetworkConfig
 from ltrscale.models.features import FeatureTransform, TransformConfig, fit_transform, make_transform
 from ltrscale.models.fitting import FeatureStatistics
 from ltrscale.runtime.on_ray import run_with_ray
-from ltrscale.training import augmentation, transform
+from ltrscale.training import fitting
 from ltrscale.training.fitting import fit, fitted, sample_inputs
 
 CPUS = 4
@@ -66,15 +66,13 @@ def selection(features_NF: Tensor, write_dataset: Callable[..., str]) -> Selecti
 
 @pytest.fixture
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (transform, augmentation):
-        monkeypatch.setattr(module, "parts_of", partial(parts_of, values=1500))
+    monkeypatch.setattr(fitting, "parts_of", partial(parts_of, values=1500))
 
 
 @pytest.fixture
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several batches per part; processes of a cluster do not inherit this patch."""
-    for module in (transform, augmentation):
-        monkeypatch.setattr(module, "_DOCS_PER_BATCH", 100)
+    monkeypatch.setattr(fitting, "_DOCS_PER_BATCH", 100)
 
 
 @pytest.fixture
@@ -86,7 +84,7 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         seen.append(b"".join(values_F.tobytes() for values_F in statistics.moments))
         return make_transform(statistics, config, bins=bins)
 
-    monkeypatch.setattr(transform, "make_transform", make)
+    monkeypatch.setattr(fitting, "make_transform", make)
     return seen
 
 
@@ -203,7 +201,7 @@ def never(*_: Any) -> Iterator[Any]:
 def test_what_is_fitted_once_is_read_the_next_time(
     selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transform, "_FIT_BYTES", 0)  # as another process, which remembers none
+    monkeypatch.setattr(fitting, "_FIT_BYTES", 0)  # as another process, which remembers none
     url = str(tmp_path / "transform")
     for config in CONFIGS:  # each takes the place of the one before
         first = fitted(selection, network_config(config), url)
@@ -221,7 +219,7 @@ def test_what_is_fitted_once_is_read_the_next_time(
 def test_a_process_fits_what_several_networks_share_once(
     selection: Selection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transform, "_fits", {})
+    monkeypatch.setattr(fitting, "_fits", {})
     first = fitted(selection, network_config(CONFIGS[0]), str(tmp_path / "a"))
     expected = {name: values.clone() for name, values in first.state_dict().items()}
     for values in first.state_dict().values():
@@ -232,7 +230,7 @@ def test_a_process_fits_what_several_networks_share_once(
     for config in CONFIGS[1:]:
         with pytest.raises(AssertionError, match="fitted again"):
             fitted(selection, network_config(config), str(tmp_path / "c"), run=never)
-    monkeypatch.setattr(transform, "_FIT_BYTES", 0)  # vocabularies may be large
+    monkeypatch.setattr(fitting, "_FIT_BYTES", 0)  # vocabularies may be large
     fitted(selection, network_config(CONFIGS[1]), str(tmp_path / "d"))
     with pytest.raises(AssertionError, match="fitted again"):
         fitted(selection, network_config(CONFIGS[1]), str(tmp_path / "e"), run=never)
