@@ -121,6 +121,9 @@ def simclr_rank(
         compiled: compute it by `fused.info_nce`, unless that would keep too many similarities; in float16 where
             products may be rounded to TF32, or under autocast.
 
+    Raises:
+        ValueError: the temperature is not positive.
+
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
         >>> simclr_rank(z, z, torch.tensor([0, 2, 3]), temperature=1.0)  # 2 log(1 + 2 / e) twice; a document alone
@@ -128,6 +131,8 @@ def simclr_rank(
         >>> simclr_rank(z, z, torch.tensor([0, 2, 3]), temperature=1.0, with_positive=False)  # 2 log(2 / e)
         tensor([-0.6137, -0.6137,  0.0000])
     """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, not {temperature}")
     device, chunks = z0_ND.device, _view_chunks(offsets_Q1)
     half = torch.is_autocast_enabled(device.type) or torch.get_float32_matmul_precision() != "highest"
     with torch.autocast(device.type, enabled=False):  # autocast would compute matmuls in bfloat16
@@ -203,11 +208,16 @@ def scarf(z_ND: Tensor, corrupted_ND: Tensor, offsets_Q1: Tensor, *, temperature
         offsets_Q1: the runs to contrast a document in: `[0, N]`, the whole micro-batch, is SCARF.
         temperature: tau > 0.
 
+    Raises:
+        ValueError: the temperature is not positive.
+
     Example:
         >>> z = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
         >>> scarf(z, z, torch.tensor([0, 2]), temperature=1.0)  # log(1 + 1 / e)
         tensor([0.3133, 0.3133])
     """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, not {temperature}")
     with torch.autocast(z_ND.device.type, enabled=False):
         unit_ND, others_ND = unit_vectors(z_ND), unit_vectors(corrupted_ND)
         total_N: Tensor = _CrossLogSumExp.apply(unit_ND, others_ND, offsets_Q1, temperature)  # type: ignore[no-untyped-call]

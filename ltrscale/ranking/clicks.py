@@ -26,11 +26,16 @@ class PropensityModel(nn.Module):
     learning algorithm (Ai et al. 2018) uses unweighted clicks.
 
     Args:
-        positions: number of positions with their own logit, at least 2; later positions share the last one.
+        positions: number of positions with their own logit; later positions share the last one.
+
+    Raises:
+        ValueError: fewer than 2 positions, which leave nothing to learn.
     """
 
     def __init__(self, positions: int) -> None:
         super().__init__()
+        if positions < 2:
+            raise ValueError(f"positions must be at least 2, but is {positions}")
         self.later = nn.Parameter(torch.zeros(positions - 1))
 
     def forward(self, positions_N: Tensor) -> Tensor:
@@ -113,12 +118,16 @@ def dla_ranking_loss(
             for a document that was not shown (Sun et al. 2023).
         clip: the largest weight, at least 1.
 
+    Raises:
+        ValueError: clip is below 1 or infinite.
+
     Example:
         >>> logits = torch.tensor([0.0, -1.0])  # the second position is examined 1 / e as often as the first
         >>> scores, clicks, offsets = torch.zeros(2), torch.tensor([0.0, 1.0]), torch.tensor([0, 2])
         >>> dla_ranking_loss(scores, clicks, offsets, examination_logits_N=logits, clip=10)  # e log 2
         tensor([1.8842])
     """
+    _check_clip(clip)
     # The logit is clipped before exp: the weight of a very negative logit would be infinite.
     weights_N = at_least_float32(-examination_logits_N.detach()).clamp(max=math.log(clip)).exp()
     return softmax(scores_N, clicks_N, offsets_Q1, weights_N=weights_N)
@@ -148,12 +157,16 @@ def dla_propensity_loss(
         scores_N: the ranker's scores, finite.
         clip: the largest weight, at least 1.
 
+    Raises:
+        ValueError: clip is below 1 or infinite.
+
     Example:
         >>> logits, clicks, offsets = torch.zeros(2), torch.tensor([0.0, 1.0]), torch.tensor([0, 2])
         >>> positions, scores = torch.tensor([1.0, 2.0]), torch.tensor([1.0, 0.0])
         >>> dla_propensity_loss(logits, clicks, offsets, positions_N=positions, scores_N=scores, clip=10)  # e log 2
         tensor([1.8842])
     """
+    _check_clip(clip)
     shown_N = ~positions_N.isnan()
     offsets_Q1 = to_offsets(sum_by_group(shown_N.long(), offsets_Q1))
     scores_S = at_least_float32(scores_N.detach())[shown_N]
@@ -169,3 +182,8 @@ def _first_by_group(values_N: Tensor, positions_N: Tensor, offsets_Q1: Tensor) -
     first_Q = first_Q.scatter_reduce(0, group_N, positions_N, "amin")
     is_first_N = (positions_N == first_Q[group_N]).to(values_N.dtype)
     return (sum_by_group(values_N * is_first_N, offsets_Q1) / sum_by_group(is_first_N, offsets_Q1))[group_N]
+
+
+def _check_clip(clip: float) -> None:
+    if not 1 <= clip < math.inf:
+        raise ValueError(f"clip must be from 1 on and finite, but is {clip}")

@@ -116,11 +116,16 @@ def list_net(
 
     Labels may be negative. T is in units of the labels, or of their standard deviation with `standardise`.
 
+    Raises:
+        ValueError: the temperature is not positive.
+
     Example:
         >>> labels = torch.tensor([0.0, math.log(3), 7.0])
         >>> list_net(torch.zeros(3), labels, torch.tensor([0, 2, 3]))  # log(2); a single document
         tensor([0.6931, 0.0000])
     """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, not {temperature}")
     labels_N = labels_N.double()
     counts_N = has_pairs(labels_N, offsets_Q1)[group_index(offsets_Q1)]
     if standardise:
@@ -192,11 +197,16 @@ def approx_ndcg(scores_N: Tensor, labels_N: Tensor, offsets_Q1: Tensor, *, tempe
 
     T is in units of the scores. A group without relevance has loss 0.
 
+    Raises:
+        ValueError: the temperature is not positive.
+
     Example:
         >>> labels = torch.tensor([1.0, 0.0, 0.0])
         >>> approx_ndcg(torch.zeros(3), labels, torch.tensor([0, 2, 3]))  # rank 1.5 of two; nothing relevant
         tensor([0.2435, 0.0000])
     """
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, not {temperature}")
     gains_N = exponential_gain(labels_N, waits=False)
     return over_lists(scores_N, gains_N, offsets_Q1, lambda lists, slope: _approx_ndcg(lists, temperature, slope))
 
@@ -232,6 +242,9 @@ def mean_under_noise(
 
     Scale 0 gives the loss itself.
 
+    Raises:
+        ValueError: samples is below 1.
+
     Example:
         >>> scores, labels, offsets = torch.tensor([1.0, 0.0]), torch.tensor([0.0, 1.0]), torch.tensor([0, 2])
         >>> draw = torch.Generator().manual_seed(0)
@@ -239,6 +252,8 @@ def mean_under_noise(
         >>> bool(approx_ndcg(scores, labels, offsets) > loss)  # noise sometimes corrects a list in the wrong order
         True
     """
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, not {samples}")
     scores_N = at_least_float32(scores_N)
     # -log of an exponential variable is a Gumbel variable; the clamp keeps a draw of exactly 0 from becoming infinite.
     waits_SN = scores_N.new_empty(samples, len(scores_N)).exponential_(generator=generator)
@@ -287,10 +302,15 @@ def ordinal(logits_QC: Tensor, grades_Q: Tensor) -> Tensor:
     `sum over thresholds c = 1 .. C of BCE(sigmoid(logit_c), [grade >= c])` (Buyl et al. 2023, equations 5 and 6,
     where a list's grade is its highest label). Half precision is computed, and returned, in float32.
 
+    Raises:
+        ValueError: the shapes do not match.
+
     Example:
         >>> ordinal(torch.tensor([[2.0, -1.0], [0.0, 0.0]]), torch.tensor([1.0, 0.0]))
         tensor([0.4402, 1.3863])
     """
+    if logits_QC.ndim != 2 or grades_Q.shape != logits_QC.shape[:1]:
+        raise ValueError(f"logits {list(logits_QC.shape)} and grades {list(grades_Q.shape)} must be [Q, C] and [Q]")
     logits_QC = at_least_float32(logits_QC)
     reached_QC = grades_Q[:, None] >= torch.arange(1, logits_QC.shape[1] + 1, device=logits_QC.device)
     return -F.logsigmoid(torch.where(reached_QC, logits_QC, -logits_QC)).sum(1)

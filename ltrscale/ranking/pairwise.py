@@ -157,12 +157,17 @@ def softmax_negatives(
     `negatives` are the T - 1 documents drawn for each relevant one; Sun et al. take 2 of 0 to 4 as the threshold. A
     group without a relevant or without an irrelevant document has loss 0.
 
+    Raises:
+        ValueError: negatives is below 1.
+
     Example:
         >>> scores, labels = torch.tensor([2.0, 1.0, 1.0, 1.0]), torch.tensor([3.0, 0.0, 0.0, 0.0])
         >>> draw = torch.Generator().manual_seed(0)
         >>> softmax_negatives(scores, labels, torch.tensor([0, 4]), generator=draw, negatives=2)  # log(1 + 2 / e)
         tensor([0.5514])
     """
+    if negatives < 1:
+        raise ValueError(f"negatives must be at least 1, not {negatives}")
     scores_N, groups_N = at_least_float32(scores_N), group_index(offsets_Q1)
     relevant_N = labels_N >= threshold
     # their number would make the host wait for a GPU, so a GPU compares all documents and drops those that do not count

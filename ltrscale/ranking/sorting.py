@@ -69,6 +69,14 @@ def kept_offsets(offsets_Q1: Tensor, k: int | None) -> Tensor:
     return kept_Q1
 
 
+def check_sort(temperature: float, k: int | None) -> None:
+    """Raise ValueError unless the temperature is positive and k is None or at least 1."""
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, not {temperature}")
+    if k is not None and k < 1:
+        raise ValueError(f"k must be at least 1, not {k}")
+
+
 class _SortEntries(torch.autograd.Function):
     """Keeps the sorted lists for backward, which rebuilds the permutations."""
 
@@ -262,6 +270,9 @@ def pirank(
     list by list. Its ideal covers the documents that survive the merges, not the whole list. Its straight-through sort
     is exact only in the last merge, not in all. Its defaults are a temperature of 5 and k = 15.
 
+    Raises:
+        ValueError: the temperature is not positive, or k or depth is below 1.
+
     Example:
         >>> scores, labels = torch.tensor([1.0, 3.0, 2.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
         >>> offsets = torch.tensor([0, 3, 4])  # the second group has no relevant document
@@ -270,6 +281,9 @@ def pirank(
         >>> pirank(scores, labels, offsets, temperature=1.0, k=2, mode="hard")  # 1 - 1 / log2(3)
         tensor([0.3691, 0.0000])
     """
+    check_sort(temperature, k)
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1, not {depth}")
     scores_N = at_least_float32(scores_N)
     lists = _relevant_lists(scores_N, labels_N, offsets_Q1, k)
     if depth == 1:

@@ -356,6 +356,15 @@ def test_scarf_is_finite_at_a_small_temperature(dtype: torch.dtype, autocast: bo
     torch.testing.assert_close(loss_N, plain_N, rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("temperature", [0.0, -1.0, float("nan")])
+@pytest.mark.parametrize("loss", [simclr, scarf_of_all])
+def test_batch_losses_refuse_a_temperature_that_is_not_positive(
+    loss: Callable[..., Tensor], temperature: float
+) -> None:
+    with pytest.raises(ValueError, match="temperature must be positive"):
+        loss(torch.ones(1, 2), torch.ones(1, 2), temperature=temperature)
+
+
 def test_simsiam_is_the_formula_and_stops_the_gradient_at_the_projections() -> None:
     p0_ND, p1_ND, z0_ND, z1_ND = (random_views(seed, [6])[0].requires_grad_() for seed in range(4))
     loss_N = simsiam(p0_ND, p1_ND, z0_ND, z1_ND)

@@ -51,6 +51,8 @@ def test_the_first_position_and_documents_not_shown_are_fixed() -> None:
 def test_positions_that_do_not_count_from_one_are_refused() -> None:
     with pytest.raises(InputError, match="count from 1"):
         PropensityModel(3)(torch.tensor([0.0, 1.0]))
+    with pytest.raises(ValueError, match="at least 2"):
+        PropensityModel(1)
 
 
 @dataclass(frozen=True)
@@ -385,3 +387,12 @@ def test_positions_beyond_the_table_take_the_last_and_none_below_one_is_taken() 
     for position in (0.0, -3.0):
         with pytest.raises(InputError, match=f"positions: {position} is below 1; count from 1"):
             _position_index(torch.tensor([2.0, position, torch.nan]), 4)
+
+
+@pytest.mark.parametrize("clip", [0.5, math.inf, math.nan])
+def test_a_clip_below_one_or_without_bound_is_refused(clip: float) -> None:
+    batch = random_lists(0, [3])
+    with pytest.raises(ValueError, match="clip must be from 1 on and finite"):
+        ranking(batch, clip)
+    with pytest.raises(ValueError, match="clip must be from 1 on and finite"):
+        propensity(batch, clip)

@@ -124,6 +124,23 @@ def test_ordinal_is_that_of_the_plain_loop() -> None:
     assert ordinal(torch.zeros(0, 4), torch.zeros(0)).shape == (0,)
 
 
+def test_ordinal_refuses_shapes_that_do_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"\[3, 4\] and grades \[2\]"):
+        ordinal(torch.zeros(3, 4), torch.zeros(2))
+
+
+@pytest.mark.parametrize("loss", [approx_ndcg, list_net])
+def test_a_temperature_must_be_positive(loss: Callable[..., Tensor]) -> None:
+    with pytest.raises(ValueError, match="temperature"):
+        loss(torch.zeros(1), torch.zeros(1), torch.tensor([0, 1]), temperature=0.0)
+
+
+def test_no_samples_are_refused() -> None:
+    one = torch.zeros(1), torch.zeros(1), torch.tensor([0, 1])
+    with pytest.raises(ValueError, match="samples must be at least 1, not 0"):
+        mean_under_noise(approx_ndcg, *one, generator=torch.Generator(), samples=0, scale=1.0)
+
+
 # What of rax has the same definition, and the options that make it so. Ours sum over a list and leave labels as they
 # are; rax clips those of its sigmoid loss to [0, 1].
 RAX: dict[str, tuple[Callable[..., Tensor], Callable[[Any, Any], Any]]] = {

@@ -237,6 +237,13 @@ def test_draws_depend_on_the_generator_alone() -> None:
     assert not torch.equal(loss(0), loss(1))
 
 
+def test_no_negatives_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1"):
+        softmax_negatives(
+            torch.zeros(2), torch.zeros(2), torch.tensor([0, 2]), generator=torch.Generator(), negatives=0
+        )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ranknet", "hinge"])
 def test_rax_agrees(name: str) -> None:

@@ -1,5 +1,6 @@
 """Losses over a relaxed sort: against plain loops, exact NDCG and other libraries' figures, and their laws."""
 
+import math
 from functools import partial
 from itertools import pairwise
 
@@ -326,3 +327,18 @@ def test_the_mean_over_samples_carries_the_gradient() -> None:
         ),
         scores_N,
     )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"temperature": 0.0}, "temperature must be positive, not 0.0"),
+        ({"temperature": math.nan}, "temperature must be positive, not nan"),
+        ({"k": 0}, "k must be at least 1, not 0"),
+        ({"depth": 0}, "depth must be at least 1, not 0"),
+    ],
+)
+def test_parameters_out_of_range_are_refused(wrong: dict[str, float], message: str) -> None:
+    scores_N, labels_N, offsets_Q1 = random_lists(0, [3])
+    with pytest.raises(ValueError, match=message):
+        pirank(scores_N, labels_N, offsets_Q1, **{"temperature": 1.0, **wrong})
