@@ -16,7 +16,6 @@ from ltrscale.data.ids import parts
 from ltrscale.data.times import ISO, Clock, PeriodUnit, instants, periods
 from ltrscale.ingest.csv_lines import Dialect
 from ltrscale.ingest.guess import Guess, grades_of
-from ltrscale.ingest.leaks import questions
 from ltrscale.ingest.mapping import PeriodKind
 from ltrscale.ingest.profile import rows_looked_at
 from ltrscale.ingest.structure import SAMPLED, KeyLists, Structure, read_structure
@@ -26,9 +25,11 @@ from ltrscale.progress import progress
 if TYPE_CHECKING:
     import torch
 
+    from ltrscale.ingest import leaks
     from ltrscale.ranking import single_feature
 else:
-    torch, single_feature = Late("torch"), Late("ltrscale.ranking.single_feature")
+    torch, leaks = Late("torch"), Late("ltrscale.ingest.leaks")
+    single_feature = Late("ltrscale.ranking.single_feature")
 
 FEWEST_PERIODS = 3
 """Minimum number of periods: one each to train, validate and test."""
@@ -187,7 +188,7 @@ def asked_of(guessed: Guess, structure: Structure, urls: Sequence[str], dialect:
                 torch.from_numpy(x_LF), labels_L, torch.from_numpy(offsets_Q1), names=names_F, categorical=categorical
             )
             advance(len(some))
-    return questions(found)
+    return leaks.questions(found)
 
 
 def _values(structure: Structure, name: str, codes: bool) -> NDArray[np.float32]:
