@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv as arrow_csv
 
-from ltrscale.arrays import Bools
+from ltrscale.arrays import Bools, Ints
 from ltrscale.data.columns import is_number_text
 from ltrscale.errors import InputError
 from ltrscale.ingest.lines import SNIFFED_LINES, UTF8, Lines, TextReader, line_blocks
@@ -157,10 +157,9 @@ def broken_lines(lines: Lines, dialect: Dialect) -> tuple[Bools, Bools]:
     open_M = np.zeros(len(lines), dtype=bool)
     if len(quotes) and dialect.quotes:
         # quotes alternate, numbered from 0 per line: even ones open or end an escape (""), odd ones close or begin one
-        ends_M = np.searchsorted(quotes, lines.ends_M)
-        quotes_M = np.diff(ends_M, prepend=0)
+        firsts_M, quotes_M = _runs_M(quotes, lines)
         line = np.repeat(np.arange(len(lines)), quotes_M)
-        ordinal = np.arange(len(quotes)) - (ends_M - quotes_M)[line]
+        ordinal = np.arange(len(quotes)) - firsts_M[line]
         before, after = lines.text_U8[quotes - 1], lines.text_U8[quotes + 1]
         opens = (
             (quotes == lines.starts_M[line]) | (before == ord(dialect.delimiter)) | ((ordinal > 0) & (before == _QUOTE))
@@ -176,6 +175,31 @@ def broken_lines(lines: Lines, dialect: Dialect) -> tuple[Bools, Bools]:
     return broken_M, open_M & ~broken_M
 
 
+def _fields_M(lines: Lines, dialect: Dialect) -> Ints:
+    """The number of fields of each unbroken line: delimiters outside quotes, plus one."""
+    comma_U8 = lines.text_U8 == ord(dialect.delimiter)
+    quote_U8 = lines.text_U8 == _QUOTE
+    if not (dialect.quotes and quote_U8.any()):
+        return _runs_M(np.flatnonzero(comma_U8), lines)[1] + 1
+    marks = np.flatnonzero(comma_U8 | quote_U8)
+    is_quote = quote_U8[marks]
+    odd = np.bitwise_xor.accumulate(is_quote)  # whether the number of quotes up to here is odd
+    firsts_M, marks_M = _runs_M(marks, lines)
+    odd_before_M = np.append(False, odd)[firsts_M]
+    if odd_before_M.any():  # after a broken line
+        odd ^= np.repeat(odd_before_M, marks_M)
+    fields = np.append(0, np.cumsum(~(is_quote | odd)))
+    fields_M: Ints = fields[firsts_M + marks_M] - fields[firsts_M] + 1
+    return fields_M
+
+
+def _runs_M(places: Ints, lines: Lines) -> tuple[Ints, Ints]:
+    """For each line, the number of these places before it and the number in it."""
+    ends_M = np.searchsorted(places, lines.ends_M)
+    counts_M = np.diff(ends_M, prepend=0)
+    return ends_M - counts_M, counts_M
+
+
 @dataclass
 class CsvReader(TextReader):
     """Reads a CSV file (see `TextReader`); numbers are float32."""
@@ -187,16 +211,15 @@ class CsvReader(TextReader):
         self.encoding = self.dialect.encoding
 
     def _faults(self, lines: Lines, row_M: Bools) -> dict[int, str]:
-        """Lines with a quote out of place."""
+        """Lines with a quote out of place, or with another number of fields than the header."""
         broken_M, open_M = (row_M & each_M for each_M in broken_lines(lines, self.dialect))
-        faults = dict.fromkeys(np.flatnonzero(open_M).tolist(), _OPEN)
+        fields_M = _fields_M(lines, self.dialect)
+        odd = np.flatnonzero(row_M & ~broken_M & ~open_M & (fields_M != len(self._names)))
+        faults = {i: f"{fields_M[i]} columns where the header has {len(self._names)}" for i in odd.tolist()}
+        faults |= dict.fromkeys(np.flatnonzero(open_M).tolist(), _OPEN)
         return faults | dict.fromkeys(np.flatnonzero(broken_M).tolist(), _MISPLACED)
 
-    def _convert(self, text: pa.Buffer, skipped: dict[int, str]) -> pa.Table:
-        def skip(row: arrow_csv.InvalidRow) -> str:
-            skipped[row.number - 1] = f"{row.actual_columns} columns where the header has {row.expected_columns}"
-            return "skip"
-
+    def _convert(self, text: pa.Buffer) -> pa.Table:
         true, false = booleans()
         return arrow_csv.read_csv(
             text,
@@ -205,9 +228,7 @@ class CsvReader(TextReader):
                 use_threads=False, block_size=text.size + 1, column_names=[str(i) for i in range(len(self._names))]
             ),
             parse_options=arrow_csv.ParseOptions(
-                delimiter=self.dialect.delimiter,
-                quote_char='"' if self.dialect.quotes else False,
-                invalid_row_handler=skip,
+                delimiter=self.dialect.delimiter, quote_char='"' if self.dialect.quotes else False
             ),
             convert_options=arrow_csv.ConvertOptions(
                 column_types=self._types(),

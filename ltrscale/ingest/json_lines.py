@@ -86,7 +86,7 @@ class JsonReader(TextReader):
             return pa.list_(pa.float64())  # token ids; one with a fraction is named as such
         return pa.string() if pa.types.is_null(kind) else kind
 
-    def _convert(self, text: pa.Buffer, skipped: dict[int, str]) -> pa.Table:  # noqa: ARG002
+    def _convert(self, text: pa.Buffer) -> pa.Table:
         if b"NaN" in (lines := text.to_pybytes()):
             text = pa.py_buffer(_STRING_OR_NAN.sub(lambda found: b"null" if found[0] == b"NaN" else found[0], lines))
         parsed = arrow_json.read_json(

@@ -240,11 +240,8 @@ class TextReader(ABC):
         return {}
 
     @abstractmethod
-    def _convert(self, text: pa.Buffer, skipped: dict[int, str]) -> pa.Table:
-        """The rows of a text with these types; raises ArrowInvalid if a value does not fit.
-
-        Lines that are no rows may be `skipped`: the reason of each, by its place in the text.
-        """
+    def _convert(self, text: pa.Buffer) -> pa.Table:
+        """The rows of a text with these types; raises ArrowInvalid if a value does not fit."""
 
     @abstractmethod
     def _types(self) -> pa.Schema:
@@ -262,10 +259,9 @@ class TextReader(ABC):
         """Tables and line indices of `good_lines`; a block is halved until a value that does not fit is found."""
         if not len(good_lines):
             return
-        skipped: dict[int, str] = {}
         try:
-            table = self._convert(_text_of(lines, good_lines), skipped)
-            if len(table) + len(skipped) != len(good_lines):
+            table = self._convert(_text_of(lines, good_lines))
+            if len(table) != len(good_lines):
                 raise pa.ArrowInvalid("not one row per line")
         except pa.ArrowInvalid as error:
             if len(good_lines) == 1:
@@ -276,9 +272,7 @@ class TextReader(ABC):
             yield from self._parse(lines, good_lines[:middle], rejected)
             yield from self._parse(lines, good_lines[middle:], rejected)
         else:
-            for i, reason in skipped.items():
-                self._reject(rejected, lines, int(good_lines[i]), reason)
-            yield table, np.delete(good_lines, list(skipped))
+            yield table, good_lines
 
     def _reject(
         self, rejected: list[Rejection], lines: Lines, index: int, reason: str, value: str = "", cause: Cause = ""
