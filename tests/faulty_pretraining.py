@@ -24,6 +24,7 @@ import ray
 import torch
 import torch.distributed as dist
 from small_trainers import pretrain
+from torch import Tensor
 
 from ltrscale.data.dataset.split import Split
 from ltrscale.errors import InputError, UnavailableError
@@ -115,15 +116,14 @@ class FaultyPretraining:
 
 @contextmanager
 def _steps(before: Callable[[Trainer, Fed], None]) -> Iterator[None]:
-    original = Trainer.fetch
+    original = Trainer.add_gradients
 
-    def fetch(self: Trainer, steps: Iterator[Fed]) -> tuple[Fed, float]:
-        fed, wait_s = original(self, steps)
-        before(self, fed)
-        return fed, wait_s
+    def add_gradients(self: Trainer, step: Fed) -> Tensor:
+        before(self, step)
+        return original(self, step)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "fetch", fetch)
+        patch.setattr(Trainer, "add_gradients", add_gradients)
         yield
 
 
