@@ -236,7 +236,7 @@ def test_help_imports_neither_the_room_of_a_job_nor_its_libraries() -> None:
     done = subprocess.run([sys.executable, "-c", HELPS, *asked], cwd=ROOT, capture_output=True, text=True, check=True)
     libraries, rooms = (line.split() for line in done.stdout.splitlines())
     assert HEAVY & set(libraries) == set()
-    assert set(rooms) <= {"config", "config_places", "errors", "progress", "signals", "storage", "yaml_text"}
+    assert set(rooms) <= {"config", "errors", "progress", "signals", "storage", "texts"}
 
 
 @pytest.mark.slow
