@@ -231,8 +231,10 @@ def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
 
 
 def test_torchs_own_batch_norm_is_refused_when_a_model_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = MLPConfig.build
+
     def build(config: MLPConfig, numeric_F: Tensor, cardinalities: list[int]) -> Encoder:
-        encoder = config.build(numeric_F, cardinalities)
+        encoder = original(config, numeric_F, cardinalities)
         encoder.layers.append(nn.BatchNorm1d(encoder.width))
         return encoder
 

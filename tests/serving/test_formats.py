@@ -18,7 +18,7 @@ DESCRIBED = {"README.md", "features.json", "manifest.json", "parity.json"}
 def test_a_format_takes_a_model_and_explains_its_files(
     to: str, write_dataset: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ltrscale.serving.parity._QUERIES", 50)  # the line names the number that it usually is
+    monkeypatch.setattr("ltrscale.serving.parity._QUERIES", 50)
     data = write_dataset({f"2026-W0{week}": full(30, week) for week in range(1, 5)}, [Feature(name=n) for n in "abc"])
     models = [trees(tmp_path / kind, data, kind) for kind in ("lightgbm", "xgboost")]
     models.append(saved(tmp_path / "network", data, network(data, encoder={"kind": "mlp", "hidden": [8]})))
@@ -38,7 +38,7 @@ def test_a_format_takes_a_model_and_explains_its_files(
         with caplog.at_level("INFO", "ltrscale"):
             reason = refused(measuring.replace(measure=True))
         if FORMATS[to].in_process:
-            assert "one query of 100 documents on one core, 1,000 times: features to scores p50" in caplog.text
+            assert "one query of 100 documents on one core, 50 times: features to scores p50" in caplog.text
         else:
             assert f"{to} scores in a program of its own" in str(reason)
 
