@@ -680,7 +680,7 @@ def test_a_network_has_no_importances() -> None:
 
 @pytest.mark.slow
 def test_auto_chooses_and_its_ranker_is_saved_like_any_other(tmp_path: Path) -> None:
-    ranker = Ranker("auto", minutes=0.25, directory=str(tmp_path / "auto")).fit(TRAIN, validation=VALIDATION, **COLUMNS)
+    ranker = Ranker("auto", minutes=0.4, directory=str(tmp_path / "auto")).fit(TRAIN, validation=VALIDATION, **COLUMNS)
     assert bundle.load(ranker.bundle_).kind == "blend"
     (report,) = (tmp_path / "auto" / "fit" / "auto").glob("*-0/leaderboard/report.md")
     scores_N = ranker.predict(NEW)
@@ -688,7 +688,7 @@ def test_auto_chooses_and_its_ranker_is_saved_like_any_other(tmp_path: Path) -> 
     ranker.save(str(tmp_path / "saved"))
     np.testing.assert_array_equal(Ranker.load(str(tmp_path / "saved")).predict(NEW), scores_N)
     assert not hasattr(ranker, "feature_importances_")
-    again = ranker.set_params(minutes=0.1).fit(TRAIN[TRAIN["price"] > 1], validation=VALIDATION, **COLUMNS)
+    again = ranker.set_params(minutes=0.2).fit(TRAIN[TRAIN["price"] > 1], validation=VALIDATION, **COLUMNS)
     assert again.bundle_ != str(report.parents[1] / "final"), "other rows begin another run"
     assert report.exists()
 

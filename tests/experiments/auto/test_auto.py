@@ -35,7 +35,7 @@ SPLITS = {
 }
 
 
-def auto(data: str, out: Path, budget: float = 0.3) -> AutoJob:
+def auto(data: str, out: Path, budget: float = 0.4) -> AutoJob:
     return validate(AutoJob, {"out": str(out), "data": data, "splits": SPLITS, "budget": budget}, "test")
 
 
@@ -114,7 +114,7 @@ def test_a_killed_run_goes_on_with_the_model_that_was_begun(done: Path, syntheti
     record = record_at(str(done / "auto.json"))
     assert [entry.method for entry in record.entries[:2]] == ["trees", "trees_half"]
     out = tmp_path / "out"
-    auto(synthetic_dataset, out, budget=0.2).run()
+    auto(synthetic_dataset, out, budget=0.3).run()
     kept = json.loads((out / "auto.json").read_text())
     trees, half = kept["entries"][:2]
     begun = {**half, "state": "begun", "url": "", "minutes": 0.0}
@@ -122,7 +122,7 @@ def test_a_killed_run_goes_on_with_the_model_that_was_begun(done: Path, syntheti
     shutil.rmtree(out / "models" / "half" / "trees" / "model")
     spent = out / "models" / "half" / "trees" / "spent.json"
     spent.write_text(json.dumps({**json.loads(spent.read_text()), "done": False}))
-    written = written_directories(auto(synthetic_dataset, out, budget=0.2))
+    written = written_directories(auto(synthetic_dataset, out, budget=0.3))
     again = record_at(str(out / "auto.json"))
     assert again.entries[0].model_dump() == trees
     assert [entry.method for entry in again.entries[:2]] == ["trees", "trees_half"]
@@ -175,7 +175,7 @@ def test_a_method_that_the_data_refuse_is_left_out_and_the_others_go_on(syntheti
     """Half of the labels of a fold are of another fold, so that trees on them would have seen the validation groups."""
     fold = {"periods": "2026-W01..2026-W03", "fold": {"number": 0, "of": 5}}
     splits = {**SPLITS, "train": fold, "validation": {**fold, "fold": {"number": 0, "of": 5, "held_out": True}}}
-    auto(synthetic_dataset, tmp_path / "out", budget=0.2).replace(splits=splits).run()
+    auto(synthetic_dataset, tmp_path / "out", budget=0.3).replace(splits=splits).run()
     board = Board.read(str(tmp_path / "out" / "leaderboard"))
     assert "both take period" in board.left_out["trees_half"]
     assert board.half is None
@@ -188,7 +188,7 @@ def test_without_test_nothing_judges_and_the_ranker_has_seen_the_other_two(
 ) -> None:
     splits = {name: SPLITS[name] for name in ("train", "validation")}
     at_10 = EvaluateSettings(primary_cutoff=10)
-    config = auto(synthetic_dataset, tmp_path / "out", budget=0.2).replace(splits=splits, evaluate=at_10)
+    config = auto(synthetic_dataset, tmp_path / "out", budget=0.3).replace(splits=splits, evaluate=at_10)
     ranker = bundle.load(config.train())
     assert not (tmp_path / "out" / "evaluation").exists()
     assert "2026-W04" not in json.dumps(ranker.made_by["config"])
@@ -230,7 +230,7 @@ def test_where_scoring_takes_too_long_a_drawn_part_of_test_judges(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(auto_module, "share_of_test", lambda _: 0.25)
-    config = auto(synthetic_dataset, tmp_path / "out", budget=0.15)
+    config = auto(synthetic_dataset, tmp_path / "out", budget=0.2)
     config.run()
     test = config.resolved().test
     assert test is not None
