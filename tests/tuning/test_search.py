@@ -428,7 +428,7 @@ def test_a_search_under_ray_tune_ends_when_its_minutes_are_up(run: Run) -> None:
 
 @pytest.mark.ray
 @pytest.mark.nightly
-@pytest.mark.usefixtures("cluster")
+@pytest.mark.usefixtures("ray_cluster")
 def test_a_search_that_is_asked_to_stop_goes_on_later_with_more_trials_if_so_wanted(tmp_path: Path) -> None:
     history = History(str(tmp_path))
     short, longer = (
