@@ -449,10 +449,9 @@ def _floats(values: pa.Array) -> pa.DoubleArray:
 
 def ready_tables(url: str) -> str | None:
     """The name of the ready tables that a file is one of, such as `ubi`; None for any other file."""
-    for name, tables in _READY.items():
-        with suppress(InputError):
-            EventFile.of(File(url), tables)
-            return name
+    with suppress(InputError):
+        table = EventFile.of(File(url), [*UBI, *GA4]).table
+        return next(name for name, tables in _READY.items() if table in tables)
     return None
 
 

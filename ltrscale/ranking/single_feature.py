@@ -163,7 +163,7 @@ class _Lists:
     """The lists with what all features ask of them.
 
     A document is a number of 64 bits, what it is ranked by above the number of its gain, so that one sort of numbers
-    ranks a list with its gains: a quarter of the time of `ranked`, which finds each document by its place.
+    ranks a list with its gains: a third of the time of `ranked`, which finds each document by its place.
     """
 
     def __init__(self, labels_N: Tensor, offsets_Q1: Tensor, k: int) -> None:
@@ -229,9 +229,8 @@ def _both_ways(x_N: Tensor) -> Iterator[NDArray[np.int32]]:
     """Keys in the order of the values and in that of their negatives, missing values last."""
     for ordered_N in (x_N, -x_N):
         bits_N = (ordered_N.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf) + 0.0).numpy().view(np.int32)
-        yield np.where(
-            bits_N < 0, bits_N ^ 0x7FFFFFFF, bits_N
-        )  # the order of floats is that of their bits, but for signs
+        # floats have the order of their bits; below zero that is reversed
+        yield np.where(bits_N < 0, bits_N ^ 0x7FFFFFFF, bits_N)
 
 
 def _bins(x_N: Tensor, known_N: NDArray[Any]) -> tuple[Tensor, int]:
