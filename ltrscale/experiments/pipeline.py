@@ -9,7 +9,6 @@ over the test groups of all folds. The commands that a pipeline or a week logs a
 """
 
 import itertools
-import json
 import posixpath
 import re
 import shlex
@@ -277,9 +276,17 @@ class PipelineJob(Config):
             log.info("next, %s", line)
 
 
-def _with_fold(values: Mapping[str, Any], fold: str) -> Any:
-    """The values with `{fold}` replaced by the fold's name in all texts."""
-    return json.loads(json.dumps(values).replace(FOLD, fold))
+def _with_fold(value: Any, fold: str) -> Any:
+    """The value with `{fold}` replaced by the fold's name in all texts, but not in keys."""
+    match value:
+        case str():
+            return value.replace(FOLD, fold)
+        case dict():
+            return {key: _with_fold(item, fold) for key, item in value.items()}
+        case list() | tuple():
+            return [_with_fold(item, fold) for item in value]
+        case _:
+            return value
 
 
 def _relabelled(data: str, relabel: RelabelConfig | None, out: str) -> str:
