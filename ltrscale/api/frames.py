@@ -93,8 +93,8 @@ def _arrow(rows: Any) -> pa.Table:
     if _is_pandas(rows) and hasattr(rows, "columns"):  # its Arrow stream would have the index as a column
         return _from_pandas(rows)
     if type(rows).__module__.partition(".")[0] == "polars" and hasattr(rows, "columns"):
-        polars = sys.modules["polars"]  # Arrow has no 128-bit integers
-        rows = rows.cast({polars.Int128: polars.Decimal(38, 0)}, strict=False)
+        polars = sys.modules["polars"]  # Arrow has no 128-bit integers, and gets addresses for Python's objects
+        rows = rows.select(polars.exclude(polars.Object)).cast({polars.Int128: polars.Decimal(38, 0)}, strict=False)
     if _exports_arrow(rows):
         try:
             return pa.table(rows)
