@@ -81,6 +81,7 @@ class Shape(NamedTuple):
 
 
 WIDE, NARROW = Shape(5000, 10_000, 1, 50), Shape(50, 10_000, 100, 5000)
+_SMALL_SHAPE = Shape(10, 100, 1, 50)
 FEW = NARROW._replace(long=10, short=500)
 """For pretraining, whose contrast takes seconds for each long list, however narrow."""
 _PERIODS = ("train", "validation", "test")
@@ -111,17 +112,14 @@ def bench_wide() -> Iterator[Row]:
 
 def costs_of_stages(folder: Path, shape: Shape, stages: Iterable[str] = GOALS) -> dict[str, Cost]:
     """What stages take for lists of a shape."""
-    folder.mkdir()
-    for period, its_shape in zip(_PERIODS, (shape, shape._replace(long=0), shape._replace(long=0)), strict=True):
-        write_log(folder / f"{period}.parquet", its_shape, seed=len(period))
-    works: dict[str, Callable[[str], object]] = {
-        "prepare": partial(_prepare, features=shape.features),
-        "statistics": _fit,
-        "pretraining": _pretrain,
-        "trees": _grow,
-        "scoring": _score,
-    }
-    return {stage: costs(works[stage], str(folder))[0] for stage in stages}
+    works = {"prepare": _prepare, "statistics": _fit, "pretraining": _pretrain, "trees": _grow, "scoring": _score}
+    folders = folder / "small", folder / "whole"
+    for place, written in zip(folders, (_SMALL_SHAPE, shape), strict=True):
+        place.mkdir(parents=True)
+        for period in _PERIODS:
+            its_shape = written if period == "train" else written._replace(long=0)
+            write_log(place / f"{period}.parquet", its_shape, seed=len(period))
+    return {stage: costs(works[stage], *map(str, folders))[-1] for stage in stages}
 
 
 def _rows(stage: str, wide: Cost, narrow: Cost, shape: Shape) -> Iterator[Row]:
@@ -153,7 +151,8 @@ def write_log(path: Path, shape: Shape, seed: int) -> None:
             writer.write_table(pa.table([*plain, *map(pa.array, np.ascontiguousarray(columns))], pa.schema(fields)))
 
 
-def _prepare(folder: str, features: int) -> None:
+def _prepare(folder: str) -> None:
+    features = len(pq.read_schema(f"{folder}/train.parquet")) - 2
     inputs = [{"path": f"{folder}/{period}.parquet", "period": period} for period in _PERIODS]
     columns = {"query": "query", "item": None, "label": "label", "features": [f"f{i}" for i in range(features)]}
     source = {"kind": "items", "columns": columns}

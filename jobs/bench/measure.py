@@ -10,6 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar
 
@@ -129,9 +130,16 @@ def run_stage(stage: Stage) -> None:
         stage.work({}, lambda _: None)
 
 
+def clean_processes() -> ForkServerContext:
+    """Processes that have the imports of the benchmarks, and nothing else of this one, such as its memory."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["jobs.bench.bench"])  # takes seconds, which a spawned process takes each time
+    return context
+
+
 def apart(function: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """Run a function in a separate process, whose peak memory nothing else has raised, and return its result."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:  # a fork would inherit this process's memory
+    with ProcessPoolExecutor(1, mp_context=clean_processes()) as pool:
         return pool.submit(function, *arguments, **named).result()
 
 
@@ -148,7 +156,8 @@ class Cost(NamedTuple):
 def costs(work: Callable[[T], object], *arguments: T) -> list[Cost]:
     """What a work takes in a process of its own (on Linux), on one thread, for each argument in turn.
 
-    The first may be something small, so that imports and buffers count there and not in the others.
+    The first is best something small, so that late imports, buffers and code that is read from disk count there, and
+    not in the others.
     """
     return apart(_costs, work, arguments)
 

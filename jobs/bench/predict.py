@@ -7,7 +7,6 @@ and 4 workers. Its prediction for 8 is logged before these start.
 
 import functools
 import json
-import multiprocessing
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,7 +35,7 @@ from jobs.bench.cost import (
 )
 from jobs.bench.device import GPUS, count, lists, plain_transform, steps
 from jobs.bench.many import write_groups
-from jobs.bench.measure import N_FEATURES, Row, select_all, write_dataset
+from jobs.bench.measure import N_FEATURES, Row, clean_processes, select_all, write_dataset
 from ltrscale import storage
 from ltrscale.batch import QueryGroups
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -190,8 +189,7 @@ def _workload(setting: Setting, data: str, world: int) -> Workload:
 
 def _run(setting: Setting, data: str, world: int, folder: Path) -> Times:
     """Train one epoch on processes; returns what rank 0 measured."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jobs.bench.predict"])
+    context = clean_processes()
     first = context.Process(target=time.monotonic)  # its start takes imports
     first.start()
     first.join()

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from jobs.bench.device import RESNET, lists, pretext_step
-from jobs.bench.measure import Row, costs, mslr_offsets, same_draws, select_all, write_dataset
+from jobs.bench.measure import Row, clean_processes, costs, mslr_offsets, same_draws, select_all, write_dataset
 from ltrscale import storage
 from ltrscale.batch import to_offsets
 from ltrscale.data.stream.batches import GroupStream, StreamConfig
@@ -277,7 +276,7 @@ def _scaling(method: MethodConfig, data: str) -> Row:
 def _spawn(method: MethodConfig, data: str, world: int) -> list[_Times]:
     with (
         storage.scratch.directory() as folder,
-        ProcessPoolExecutor(world, mp_context=get_context("spawn")) as pool,
+        ProcessPoolExecutor(world, mp_context=clean_processes()) as pool,
     ):
         return list(pool.map(partial(_worker, world, method, data, str(folder)), range(world)))
 
