@@ -2,8 +2,10 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
+from functools import partial
 
 from pydantic import Field
 from rich.console import Console
@@ -13,8 +15,8 @@ from jobs.bench.device import bench_device
 from jobs.bench.growth import bench_scale, bench_wide
 from jobs.bench.losses import bench_losses
 from jobs.bench.many import bench_many
-from jobs.bench.measure import Row
-from jobs.bench.metrics import bench_metrics
+from jobs.bench.measure import Row, clean_processes
+from jobs.bench.metrics import bench_many_lists, bench_metrics
 from jobs.bench.models import bench_scoring, bench_trees
 from jobs.bench.predict import bench_cost
 from jobs.bench.prepare import bench_items, bench_letor, bench_prepare_memory
@@ -31,21 +33,26 @@ from ltrscale.stages.runs import environment
 BENCHES: dict[str, Callable[[], Iterable[Row]]] = {
     "stream": bench_stream,
     "ddp": bench_ddp,
+    "cost": bench_cost,
     "letor": bench_letor,
     "items": bench_items,
     "contrast": bench_contrast,
-    "cost": bench_cost,
     "losses": bench_losses,
-    "many": bench_many,
     "metrics": bench_metrics,
-    "prepare": bench_prepare_memory,
     "scale": bench_scale,
     "scoring": bench_scoring,
     "text": bench_text,
     "trees": bench_trees,
-    "device": bench_device,
     "wide": bench_wide,
+    "prepare": bench_prepare_memory,
+    "lists": bench_many_lists,
+    "many": bench_many,
+    "device": bench_device,
 }
+_ALONE = ("stream", "ddp", "cost")
+"""Measured first, by the clock on the wall: the machine has nothing else to do."""
+_BESIDE = ("prepare", "lists", "many", "device")
+"""Counts and memory, which other work does not change: made beside what is measured in time of a processor."""
 
 
 class BenchJob(Config):
@@ -73,9 +80,8 @@ class BenchJob(Config):
                 raise InputError(f"only: {name!r} has no quick form; set quick=false")
         rows: list[Row] = []
         start = time.monotonic()
-        for number, name in enumerate(names, 1):
+        for number, (name, measured) in enumerate(self._measured(names), 1):
             log.info("measuring %s, %d of %d", name, number, len(names))
-            measured = bench_device(quick=self.quick, device=self.device) if name == "device" else BENCHES[name]()
             for row in measured:
                 rows.append(row)
                 log.info("%s: %s", row.name, " ".join(filter(None, _judged(row))) or row.note)
@@ -87,6 +93,20 @@ class BenchJob(Config):
         Console(width=180, markup=False).print(table)  # notes may have brackets
         judged = [row.met for row in rows if row.met is not None]
         log.info("%d of %d goals met, in %.1f minutes", sum(judged), len(judged), (time.monotonic() - start) / 60)
+
+    def _measured(self, names: Sequence[str]) -> Iterator[tuple[str, Iterable[Row]]]:
+        """Each benchmark with its rows, or with their making."""
+        benches = BENCHES | {"device": partial(bench_device, quick=self.quick, device=self.device)}
+        beside = [name for name in names if name in _BESIDE and self.device == "cpu"]
+        yield from ((name, benches[name]()) for name in names if name in _ALONE)
+        with ProcessPoolExecutor(1, mp_context=clean_processes()) as pool:
+            made = {name: pool.submit(_all_rows, benches[name]) for name in beside}
+            yield from ((name, benches[name]()) for name in names if name not in (*_ALONE, *beside))
+            yield from ((name, rows.result()) for name, rows in made.items())
+
+
+def _all_rows(bench: Callable[[], Iterable[Row]]) -> list[Row]:
+    return [*bench()]
 
 
 def _keep(rows: Sequence[Row], out: str) -> None:

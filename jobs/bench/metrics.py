@@ -47,7 +47,7 @@ GROUPS = 2_000
 
 
 def bench_metrics() -> Iterator[Row]:
-    """NDCG@10 against ranx, each other metric against NDCG@10, and evaluations of committed scores."""
+    """NDCG@10 against ranx, each other metric against NDCG@10, and the time of evaluations of committed scores."""
     yield _against_ranx()
     yield from (measure(cls) for cls in members(MetricConfig) if cls is not NDCGConfig)
     yield from bench_committed()
@@ -115,10 +115,15 @@ TINY, SHORT, SEARCH = Sizes(2, 7), Sizes(4, 20), Sizes(N_FEATURES, 240)
 
 
 def bench_committed() -> Iterator[Row]:
-    """Documents per CPU second of an evaluation with its report, and peak memory at ten times as many groups."""
+    """Documents per CPU second of an evaluation with its report."""
     with storage.scratch.directory() as folder:
         yield from speed(folder, TEST_GROUPS, SHORT)
         yield from speed(folder, TEST_GROUPS // 40, SEARCH)
+
+
+def bench_many_lists() -> Iterator[Row]:
+    """Peak memory of an evaluation at ten times as many groups."""
+    with storage.scratch.directory() as folder:
         sizes = 5 * TEST_GROUPS, 50 * TEST_GROUPS
         small, large = (apart(_peak, _scored(folder, groups, TINY)) for groups in sizes)
         name = f"evaluating committed scores: peak memory, {sizes[1]:,} / {sizes[0]:,} groups"

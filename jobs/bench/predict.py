@@ -75,7 +75,7 @@ class Setting(NamedTuple):
 
 
 SETTINGS = (
-    Setting("bound by computing", 1.0, Store(request_s=0.005, rate=50e6, requests=3, at_once=1)),
+    Setting("bound by computing", 0.7, Store(request_s=0.005, rate=50e6, requests=3, at_once=1)),
     Setting("bound by reading", 0.2, Store(request_s=0.03, rate=50e6, requests=3, at_once=1)),
 )
 

@@ -222,8 +222,8 @@ def _run_step(form: Callable[[Bert, _Text], Tensor], sequences: int) -> None:
 METHODS: tuple[MethodConfig, ...] = (SimSiamConfig(), SimCLRRankConfig())
 _DOCS_A_WORKER = 16_384
 _STREAMS_A_WORKER = 2
-_STEPS = 8
-_WARM_UP = 3
+_STEPS = 6
+_WARM_UP = 2
 
 
 class _Times(NamedTuple):
