@@ -16,8 +16,8 @@ from jobs.bench.growth import bench_scale, bench_wide
 from jobs.bench.losses import bench_losses
 from jobs.bench.many import bench_many
 from jobs.bench.measure import Row, clean_processes
-from jobs.bench.metrics import bench_many_lists, bench_metrics
-from jobs.bench.models import bench_scoring, bench_trees
+from jobs.bench.metrics import bench_evaluation_memory, bench_metrics
+from jobs.bench.models import bench_scoring, bench_trees, bench_trees_memory
 from jobs.bench.predict import bench_cost
 from jobs.bench.prepare import bench_items, bench_letor, bench_prepare_memory
 from jobs.bench.stream import bench_stream
@@ -45,13 +45,14 @@ BENCHES: dict[str, Callable[[], Iterable[Row]]] = {
     "trees": bench_trees,
     "wide": bench_wide,
     "prepare": bench_prepare_memory,
-    "lists": bench_many_lists,
+    "evaluation_memory": bench_evaluation_memory,
+    "trees_memory": bench_trees_memory,
     "many": bench_many,
     "device": bench_device,
 }
 _ALONE = ("stream", "ddp", "cost")
 """Measured first, by the clock on the wall: the machine has nothing else to do."""
-_BESIDE = ("prepare", "lists", "many", "device")
+_BESIDE = ("prepare", "evaluation_memory", "trees_memory", "many", "device")
 """Counts and memory, which other work does not change: made beside what is measured in time of a processor."""
 
 

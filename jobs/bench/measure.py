@@ -281,10 +281,15 @@ def write_letor(path: Path, n_groups: int) -> int:
     return int(lengths_Q.sum())
 
 
-def write_dataset(url: str, compression: Compression, *, groups: int) -> None:
+LARGE = {"before": (8_000, 1_000_000)}
+"""A layout as behind a million documents: a small data set of its own would have small row groups."""
+
+
+def write_dataset(url: str, compression: Compression, *, groups: int, **layout: Any) -> None:
     """Write a data set of one period, whose list lengths and compressibility resemble those of MSLR-WEB.
 
-    A thousand groups have about 68 MB before compression. The content is deterministic.
+    A thousand groups have about 68 MB before compression. The content is deterministic. `layout` has the writer's
+    settings.
     """
     rng = np.random.default_rng(0)
     lengths_Q = mslr_lengths(groups)
@@ -295,7 +300,7 @@ def write_dataset(url: str, compression: Compression, *, groups: int) -> None:
             features_NF = mslr_features(rng, int(block_Q.sum()))
             yield "all", group_table(first, block_Q, features_NF, rng.integers(0, 5, len(features_NF)))
 
-    write_tables(url, N_FEATURES, blocks(), compression=compression)
+    write_tables(url, N_FEATURES, blocks(), compression=compression, **layout)
 
 
 def mslr_features(rng: np.random.Generator, n: int) -> NDArray[np.float64]:

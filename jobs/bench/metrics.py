@@ -121,7 +121,7 @@ def bench_committed() -> Iterator[Row]:
         yield from speed(folder, TEST_GROUPS // 40, SEARCH)
 
 
-def bench_many_lists() -> Iterator[Row]:
+def bench_evaluation_memory() -> Iterator[Row]:
     """Peak memory of an evaluation at ten times as many groups."""
     with storage.scratch.directory() as folder:
         sizes = 5 * TEST_GROUPS, 50 * TEST_GROUPS

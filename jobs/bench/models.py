@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from jobs.bench.measure import (
+    LARGE,
     N_FEATURES,
     Row,
     group_table,
@@ -48,25 +49,6 @@ _USUAL = 500
 _FEW = 20  # for warming up
 _TREES, _TREES_SCORED, _TREES_FOR_MEMORY = 300, 500, 5
 _CONFIG = LightGBMConfig(num_trees=_TREES, num_threads=1, early_stopping_rounds=None)
-
-
-def bench_trees() -> Iterator[Row]:
-    """Train on web search lists, from a data set and from the same matrix in memory, and score with the trees."""
-    with storage.scratch.directory() as folder:
-        large, usual, few = (_write(f"{folder}/{groups}", groups) for groups in (_LARGE, _USUAL, _FEW))
-        works = partial(_train, trees=_TREES_FOR_MEMORY), _train_a_little_directly
-        ours, peer = (peak_own_bytes(work, few, large) for work in works)
-        yield Row.memory(
-            "trees: peak memory, from a data set / from a matrix",
-            ours,
-            peer,
-            goal=0.5,
-            note=f"{_LARGE:,} lists, {N_FEATURES} features; the peer's matrix is filled in place",
-        )
-        for work in works:
-            work(few)  # warms up
-        yield _time(usual)
-        yield _scoring(few, usual)
 
 
 def _write(folder: str, groups: int) -> str:
@@ -124,6 +106,33 @@ def _train_a_little_directly(folder: str) -> object:
     return _boost_directly(_matrices(folder), _TREES_FOR_MEMORY)
 
 
+_WORKS = partial(_train, trees=_TREES_FOR_MEMORY), _train_a_little_directly
+
+
+def bench_trees() -> Iterator[Row]:
+    """Train on web search lists, from a data set and from the same matrix in memory, and score with the trees."""
+    with storage.scratch.directory() as folder:
+        usual, few = (_write(f"{folder}/{groups}", groups) for groups in (_USUAL, _FEW))
+        for work in _WORKS:
+            work(few)  # warms up
+        yield _time(usual)
+        yield _scoring(few, usual)
+
+
+def bench_trees_memory() -> Iterator[Row]:
+    """Peak memory of training, from a data set and from the same matrix."""
+    with storage.scratch.directory() as folder:
+        large, few = (_write(f"{folder}/{groups}", groups) for groups in (_LARGE, _FEW))
+        ours, peer = (peak_own_bytes(work, few, large) for work in _WORKS)
+        yield Row.memory(
+            "trees: peak memory, from a data set / from a matrix",
+            ours,
+            peer,
+            goal=0.5,
+            note=f"{_LARGE:,} lists, {N_FEATURES} features; the peer's matrix is filled in place",
+        )
+
+
 def _time(folder: str) -> Row:
     matrices = [*_matrices(folder)]
     works = lambda: _train(folder, _TREES), lambda: _boost_directly(matrices, _TREES)
@@ -143,7 +152,7 @@ def _scoring(folder: str, scored: str) -> Row:
     return Row.speed(name, groups.n_documents, ours_s, peer_s, goal=0.95, note=note)
 
 
-_GROUPS, _TURNS = 1000, 5
+_GROUPS, _TURNS = 1000, 3
 _DOCUMENTS = 1024  # in a batch of the bare loop, which is slower with 512, 2,048 or more
 
 
@@ -205,8 +214,7 @@ def _write_with_ids(url: str, groups: int) -> int:
         "doc_ids": pa.ListArray.from_arrays(pa.array(offsets(lengths_Q), pa.int32()), ids_N),
     }
     table = group_table(0, lengths_Q, features_NF, None, **ids)
-    # as if behind a million documents: a small data set of its own would have small row groups
-    write_tables(url, N_FEATURES, [("all", table)], before=(8_000, 1_000_000))
+    write_tables(url, N_FEATURES, [("all", table)], **LARGE)
     return n
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import dataset as arrow_dataset
 
-from jobs.bench.measure import N_FEATURES, Row, apart, resident_now, select_all, tree_seconds, write_dataset
+from jobs.bench.measure import LARGE, N_FEATURES, Row, apart, resident_now, select_all, tree_seconds, write_dataset
 from jobs.s3 import s3_server, seaweedfs
 from ltrscale import storage
 from ltrscale.data.dataset.row_groups import RowGroup
@@ -34,11 +34,12 @@ _EPOCHS = ((None, "it is filled"), (5.0, "checksums are verified"), (5.0, "they 
 def bench_stream() -> Iterator[Row]:
     """A shuffled `GroupStream` against a scan that reads the columns and drops them, and against itself with a cache.
 
-    Both verify page checksums. The rows of Ray Data on S3, by wall clock, follow.
+    Both verify page checksums. Row groups are those of a large data set. The rows of Ray Data on S3, by wall clock,
+    follow.
     """
     with storage.scratch.directory() as folder:
         for compression in _COMPRESSIONS:
-            write_dataset(str(folder / compression), compression, groups=_GROUPS)
+            write_dataset(str(folder / compression), compression, groups=_GROUPS, **LARGE)
         selections = {name: select_all(str(folder / name), labelled=True) for name in _COMPRESSIONS}
         for compression in ("none", "zstd"):
             yield _against_scan(selections[compression], compression)
@@ -96,7 +97,7 @@ def _with_cache(selection: Selection, compression: str) -> Iterator[Row]:
         yield Row.speed(name, selection.n_documents, seconds, parquet_s, goal=goal, note=what)
 
 
-_S3_GROUPS = 4400  # 300 MB before compression
+_S3_GROUPS = 3300  # 220 MB before compression
 _S3_ROUNDS = 2
 
 
@@ -120,7 +121,7 @@ def _on_s3() -> Iterator[Row]:
         with ray_cluster(cpus=4):
             for compression in ("none", "zstd"):
                 url = f"{bucket}/{compression}"
-                write_dataset(url, compression, groups=_S3_GROUPS)
+                write_dataset(url, compression, groups=_S3_GROUPS, **LARGE)
                 yield from _speed(select_all(url, labelled=True), compression, server)
         yield _memory(url)
 

@@ -207,7 +207,7 @@ def _text_speed(sequences: int) -> Row:
     return Row.speed(
         "encoder of text, forward and backward: tokens per second, ragged / padded to the longest",
         tokens,
-        *cpu_seconds(_step(ragged, batch), _step(padded, batch), repeats=5),
+        *cpu_seconds(_step(ragged, batch), _step(padded, batch), repeats=3),
         goal=1.5,
         what="tokens",
         note=f"{sequences} sequences of {tokens / sequences:.0f} tokens on average, the longest "
