@@ -75,7 +75,7 @@ def listed_path(text: str) -> str:
         Traceback (most recent call last):
         ValueError: '../precious' cannot be the path of a listed file: a part is '..'
     """
-    if PLAIN.fullmatch(text):
+    if _PLAIN.fullmatch(text):
         return text
     parts = text.split("/")
     fault = next(filter(None, map(_part_fault, parts)), None)
@@ -89,7 +89,7 @@ def listed_path(text: str) -> str:
 
 
 _FOLDER = r"(?!_?manifest\.json/)[A-Za-z0-9=_-][A-Za-z0-9=_.:+-]{0,199}/"
-PLAIN = re.compile(rf"(?!run/|_run/)({_FOLDER}){{0,4}}part-[A-Za-z0-9_.-]{{1,200}}")
+_PLAIN = re.compile(rf"(?!run/|_run/)({_FOLDER}){{0,4}}part-[A-Za-z0-9_.-]{{1,200}}")
 """Paths as writers make them, which are all valid."""
 
 
