@@ -76,6 +76,7 @@ def unbounded(schema: Mapping[str, Any]) -> Iterator[str]:
             yield "a mapping"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", configs())
 def test_what_sizes_a_model_has_a_bound(config: type[BaseModel]) -> None:
     properties = config.model_json_schema().get("properties", {})

@@ -41,6 +41,7 @@ def test_the_page_has_all_recipes() -> None:
     assert len(NAMES) > 30
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("path", "name"), NAMES, ids=map("::".join, NAMES))
 def test_every_name_on_the_pages_exists(path: str, name: str) -> None:
     assert (ROOT / path).exists()

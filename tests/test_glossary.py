@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "contributing.md").read_text()
 SAME = {
@@ -34,6 +36,7 @@ def defined() -> Iterator[tuple[str, str]]:
             yield from ((name, str(path.relative_to(ROOT))) for name in names if not name.startswith("_"))
 
 
+@pytest.mark.slow
 def test_a_name_has_one_meaning() -> None:
     places = defaultdict(set)
     for name, path in defined():

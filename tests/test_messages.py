@@ -229,6 +229,7 @@ def unlabelled_weeks(write_dataset: WriteDataset, *zero: str) -> str:
     return write_dataset(weeks, [Feature(name="a"), Feature(name="b")])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", [True, False])
 def test_labels_that_are_all_zero_are_a_warning_when_a_log_is_prepared(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, zero: bool
@@ -252,6 +253,7 @@ ROW_ID = "has one document, as where the query is the id of a row, so there is n
 EQUAL = "have one label, so there is nothing to learn or to choose by; check"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("query", "said"), [("row", f"each of its 24 labelled groups {ROW_ID}"), ("shelf", EQUAL)])
 def test_lists_that_teach_no_order_are_named_before_anything_is_trained(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, query: str, said: str

@@ -65,6 +65,7 @@ def test_a_process_leaves_nothing(root: Path) -> None:
     assert list(root.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_goes_when_the_next_one_starts(
     root: Path, waiting: tuple[subprocess.Popen[str], Path]
 ) -> None:
@@ -79,6 +80,7 @@ def test_what_a_killed_process_left_goes_when_the_next_one_starts(
     assert list(root.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_child_keeps_its_parents_directory(root: Path) -> None:
     code = f"import os; {MAKES}; child = os.fork(); child or (print(scratch.make()), exit()); os.waitpid(child, 0)"
     done = run(f"{code}; print(len(os.listdir({str(root)!r})))")

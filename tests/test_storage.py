@@ -217,6 +217,7 @@ def test_files_left_beside_a_damaged_part_go_when_it_is_mended(tmp_path: Path) -
     assert found() == {"manifest.json", "new", "part"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("act", "number"), [("swap", 0), ("remove", 0), ("remove", 1), ("remove", 2)])
 @pytest.mark.parametrize("by", ["commit", "sweep"])
 def test_what_a_killed_commit_was_about_to_delete_goes_later(tmp_path: Path, act: str, number: int, by: str) -> None:
@@ -471,6 +472,7 @@ def test_a_commit_while_another_is_flushed_is_not_replaced(tmp_path: Path, monke
     assert (storage.read_manifest(url) or {})["version"] == 2
 
 
+@pytest.mark.slow
 def test_one_of_several_writers_that_finish_at_once_commits(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without a manifest to replace, with own files and with files of the same name."""
     refusals: list[str] = []

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 AGREED = {
     "ltrscale/bundle/files.py": "only the encoder of text reads tokens, and has a vocabulary to compare",
@@ -176,6 +178,7 @@ def switches() -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_unions_are_found() -> None:
     names = {name for of_union, _ in unions() for _, name in of_union}
     assert {"LambdaRankConfig", "NDCGConfig", "ResNetConfig", "RankFormerConfig", "SimCLRRankConfig"} <= names
@@ -183,6 +186,7 @@ def test_the_unions_are_found() -> None:
     assert {"TreesBundle", "PositionBased", "FinetuneSearch", "StepDecayConfig", "KnownTokenizer"} <= names
 
 
+@pytest.mark.slow
 def test_a_choice_implements_itself() -> None:
     assert {path: lines for path, lines in switches().items() if path not in AGREED} == {}
 

@@ -128,6 +128,7 @@ WRONG: dict[str, tuple[Callable[[Ranker], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_input_is_an_error_of_both_worlds(wrong: str, fitted: Ranker) -> None:
     call, message = WRONG[wrong]
@@ -172,6 +173,7 @@ def test_an_array_keeps_its_width_in_copies_and_files(fitted: Ranker, tmp_path: 
             one.predict(np.hstack([X, X[:, :1]]), group=QUERY)
 
 
+@pytest.mark.slow
 def test_numbers_of_numpy_in_arguments_are_saved_as_plain_ones(tmp_path: Path) -> None:
     """A search of scikit-learn sets values of its grid, which may be an array."""
     one = ranker(seed=np.int64(3)).set_params(settings__gbdt__num_trees=np.arange(3, 6)[0])
@@ -186,6 +188,7 @@ def test_numbers_of_more_digits_are_read_as_doubles(fitted: Ranker) -> None:
     np.testing.assert_array_equal(scores_N, fitted.predict(X, group=QUERY))
 
 
+@pytest.mark.slow
 def test_some_columns_of_an_array_may_be_features() -> None:
     some = ranker().fit(X, Y, group=QUERY, features=["1", "3"])
     assert some.n_features_in_ == 2
@@ -194,6 +197,7 @@ def test_some_columns_of_an_array_may_be_features() -> None:
     np.testing.assert_array_equal(some.predict(changed, group=QUERY), some.predict(X, group=QUERY))
 
 
+@pytest.mark.slow
 def test_values_inside_arguments_have_names() -> None:
     shared = {"gbdt": {"num_trees": 5, "num_threads": 1}}
     one = Ranker(settings=shared)
@@ -305,6 +309,7 @@ def test_routing_takes_the_names_of_columns_too() -> None:
     assert values.tolist() == arrays.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("routing")
 def test_a_pipeline_passes_groups_on() -> None:
     scaled = make_pipeline(StandardScaler(), ranker()).fit(X, Y, group=QUERY)

@@ -179,6 +179,7 @@ READ_OTHERWISE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("apart", READ_OTHERWISE)
 def test_rankers_that_read_their_features_otherwise_are_not_compared(
     apart: str, fitted: Ranker, tmp_path: Path
@@ -290,6 +291,7 @@ def test_the_error_of_an_infinite_number_says_how_to_mark_it_missing(fitted: Ran
     np.testing.assert_array_equal(reader.predict(rows), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGED)
 def test_a_small_table_is_scored_in_memory_as_by_prepare(
     change: str, dated: Ranker, monkeypatch: pytest.MonkeyPatch
@@ -319,6 +321,7 @@ def test_arrays_stand_for_the_columns_that_were_named(fitted: Ranker) -> None:
     assert list(given.feature_names_in_) == list(fitted.feature_names_in_)
 
 
+@pytest.mark.slow
 def test_counts_that_training_rows_must_have_are_not_asked_of_rows_to_score(fitted: Ranker) -> None:
     counted = trees(prepare={"expect": {"train": {"documents": len(TRAIN)}}})
     counted.fit(TRAIN, validation=VALIDATION, **COLUMNS)
@@ -327,6 +330,7 @@ def test_counts_that_training_rows_must_have_are_not_asked_of_rows_to_score(fitt
         counted.fit(TRAIN[TRAIN["search"] != TRAIN["search"].iloc[0]], validation=VALIDATION, **COLUMNS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", ["together", "apart"])
 def test_queries_of_several_columns_need_not_lie_together(rows: str) -> None:
     frame = TRAIN.assign(user="u", day=TRAIN["search"].str[-1]).drop(columns="search")
@@ -337,6 +341,7 @@ def test_queries_of_several_columns_need_not_lie_together(rows: str) -> None:
     assert np.isfinite(ranker.predict(mixed)).all()
 
 
+@pytest.mark.slow
 def test_a_copy_shares_no_data_and_lasts_as_long_as_it_is_held() -> None:
     ranker = trees().fit(TRAIN, **COLUMNS)
     one, place = copy.copy(ranker), Path(ranker.bundle_)
@@ -426,6 +431,7 @@ def test_the_held_out_groups_are_labelled_and_whole() -> None:
     assert hashes[0] == hashes[1] != hashes[2]
 
 
+@pytest.mark.slow
 def test_a_saved_ranker_is_a_bundle_that_the_jobs_read(fitted: Ranker, jobs: Path, tmp_path: Path) -> None:
     url, scores_N = str(tmp_path / "saved"), fitted.predict(NEW)
     fitted.save(url)
@@ -528,6 +534,7 @@ class _Listener:
             self.lines.append(record.getMessage())
 
 
+@pytest.mark.slow
 def test_a_ranker_whose_files_another_fit_has_replaced_scores_and_is_not_saved(tmp_path: Path) -> None:
     first = Ranker(settings={"gbdt": {"num_trees": 3}}, directory=str(tmp_path / "one")).fit(TRAIN, **COLUMNS)
     scores_N = first.predict(NEW)
@@ -582,6 +589,7 @@ def test_importances_are_shares_of_the_gain(library: str) -> None:
     assert by_name["price"] + by_name.get("shop", 0.0) > 0.5
 
 
+@pytest.mark.slow
 def test_importances_are_in_the_order_of_the_columns(tmp_path: Path) -> None:
     rng, group = np.random.default_rng(0), np.full(60, 6)
     X = rng.normal(size=(360, 12))

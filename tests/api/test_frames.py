@@ -107,6 +107,7 @@ def test_a_wrong_row_is_named_by_table_and_number(tmp_path: object) -> None:
         prepare_tables({"train": TABLE}, columns, {"max_rejectd": 1}, f"{tmp_path}/data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [int, str])
 @pytest.mark.parametrize("first", [1001, 1_500_000_000, 20_240_101])
 def test_numbers_that_name_sellers_are_no_dates(caplog: pytest.LogCaptureFixture, kind: type, first: int) -> None:

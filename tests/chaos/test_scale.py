@@ -30,6 +30,7 @@ def test_a_stage_is_killed_once_and_its_account_adds_up(tmp_path: Path) -> None:
     assert (out / "day.json").stat().st_mtime_ns == before
 
 
+@pytest.mark.slow
 def test_rows_that_are_lost_on_the_way_do_not_add_up(tmp_path: Path) -> None:
     PortalLog(out=f"{tmp_path}/log", log=PortalLogConfig(days=1, lists=2000)).run()
     account = next(stage for stage in STAGES if stage.name == "prepare").account

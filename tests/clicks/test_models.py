@@ -175,6 +175,7 @@ def test_user_browsing_is_recovered_up_to_scale() -> None:
         assert found.examination_PL[p, last] * scale == pytest.approx(examination[p, last], abs=0.08)
 
 
+@pytest.mark.slow
 def test_the_model_that_made_the_clicks_predicts_later_ones_best() -> None:
     rng = np.random.default_rng(7)
     attraction, satisfaction = rng.uniform(0.1, 0.8, 13), rng.uniform(0.1, 0.9, 13)

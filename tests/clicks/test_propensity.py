@@ -89,6 +89,7 @@ def test_em_is_biased_with_few_impressions_and_its_correction_takes_most_of_that
     np.testing.assert_allclose(expectation_maximisation((twice, twice), 10, impressions=1), uncorrected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_harvesting_is_the_maximum_that_a_search_finds(seed: int) -> None:
     rng = np.random.default_rng(seed)

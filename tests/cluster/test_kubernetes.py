@@ -71,6 +71,7 @@ def close(node: Any) -> None:
             close(value)
 
 
+@pytest.mark.slow
 def test_is_valid(validator: jsonschema.protocols.Validator) -> None:
     assert RAY_JOB["apiVersion"] == "ray.io/v1"
     assert RAY_JOB["kind"] == "RayJob"

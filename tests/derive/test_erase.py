@@ -92,6 +92,7 @@ CASES = {
 BY_DAY = {("queries", "none"), ("a user", "zstd"), ("documents", "lz4_bytes")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "compression"),
     [pair if pair in BY_DAY else nightly(*pair) for pair in itertools.product(CASES, ("zstd", "lz4_bytes", "none"))],
@@ -116,6 +117,7 @@ def test_what_is_read_is_as_if_filtered(tmp_path: Path, case: str, compression: 
     assert len(codecs) == 1
 
 
+@pytest.mark.slow
 def test_only_affected_files_are_written(tmp_path: Path) -> None:
     before = made(tmp_path)
     stamps = {file.path: (tmp_path / "data" / file.path).stat().st_mtime_ns for file in before.manifest.files}
@@ -130,6 +132,7 @@ def test_only_affected_files_are_written(tmp_path: Path) -> None:
     assert [hashes[0][week] == hashes[1][week] for week in WEEKS] == [True, False, True]
 
 
+@pytest.mark.slow
 def test_counts_are_of_what_is_left(tmp_path: Path) -> None:
     before = made(tmp_path)
     after = erase(before, "meta_user", ["1", "2"])
@@ -189,6 +192,7 @@ def test_what_prepare_made_first_of_raw_rows_is_named(tmp_path: Path, caplog: py
         assert named in caplog.text
 
 
+@pytest.mark.slow
 def test_the_same_again_does_nothing(tmp_path: Path) -> None:
     after = erase(made(tmp_path), "meta_user", ["1"])
     manifest = (tmp_path / "data" / "manifest.json").read_bytes()
@@ -196,6 +200,7 @@ def test_the_same_again_does_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "data" / "manifest.json").read_bytes() == manifest
 
 
+@pytest.mark.slow
 def test_rows_do_not_come_back_and_more_may_be_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_FEW_FILES", 1)
     configs = [write_week(tmp_path, week) for week in WEEKS]
@@ -212,6 +217,7 @@ def test_rows_do_not_come_back_and_more_may_be_added(tmp_path: Path, monkeypatch
     assert len(erase(more, "query_id", ["2026-W04-5"]).manifest.periods) == 4
 
 
+@pytest.mark.slow
 def test_a_file_or_a_period_of_which_nothing_is_left_is_gone(tmp_path: Path) -> None:
     before = made(tmp_path)
     after = erase(before, "query_id", [f"2026-W01-{i}" for i in range(24)])
@@ -233,6 +239,7 @@ def test_what_cannot_be_erased_is_one_line(tmp_path: Path) -> None:
     assert open_dataset(before.url) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [3, nightly(1)])
 def test_killed_anywhere_it_leaves_the_old_or_the_new_data_set(tmp_path: Path, every: int) -> None:
     before = made(tmp_path)
@@ -259,6 +266,7 @@ def splits(data: str, *periods: str) -> Splits:
     return Splits(train=train, validation=validation)
 
 
+@pytest.mark.slow
 def test_what_learnt_from_it_is_named_until_it_is_made_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before, runs = made(tmp_path), tmp_path / "runs"
     trees = LightGBMConfig(num_trees=2, num_threads=1)

@@ -286,6 +286,7 @@ def test_collections_add_up(one: list[list[int]], other: list[list[int]]) -> Non
     np.testing.assert_array_equal(both.occurrences_V, parts.occurrences_V)
 
 
+@pytest.mark.slow
 def test_bm25_is_that_of_bm25s() -> None:
     import bm25s  # loads JAX, which no other process of the tests needs
 

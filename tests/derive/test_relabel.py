@@ -66,6 +66,7 @@ ALL_STEPS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("upto", range(1, len(ALL_STEPS) + 1))
 def test_counts_add_up_after_every_step(write: Write, apply: Apply, rows_of: Rows, upto: int) -> None:
     source = write(graded(80, periods=("a", "b")))
@@ -133,6 +134,7 @@ def test_a_step_leaves_everything_else_unchanged(write: Write, apply: Apply, row
     assert all(users[row["query_id"].partition("#")[0]] == row["meta_user"] for row in rows_of(sampled))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step", [IMPLICIT, CLICKS, {"kind": "binary_feedback", "tau": 2}, {"kind": "labelled_fraction", "fraction": 0.3}]
 )
@@ -180,6 +182,7 @@ def test_labels_of_a_group_do_not_depend_on_the_order_of_groups(write: Write, ap
     assert by_query(rows_of(forward)) == by_query(rows_of(backward))
 
 
+@pytest.mark.slow
 def test_seed_and_number_of_a_step_change_its_draws(write: Write, apply: Apply, rows_of: Rows) -> None:
     source = write(graded(60))
     binary = {"kind": "binary_feedback", "tau": 2, "unlabel_empty": False}
@@ -239,6 +242,7 @@ def test_short_lists_are_dropped_counted_and_leave_gids_without_gaps(write: Writ
     assert rules["steps.0 (min_docs): groups dropped"] == 100 - len(long)
 
 
+@pytest.mark.slow
 def test_groups_stay_different_when_lists_are_sampled_twice(write: Write, apply: Apply) -> None:
     """Draws depend on the key, so the size of a sample shows whether two groups share a key."""
     source = write(graded(20, periods=("a", "b")))
@@ -292,6 +296,7 @@ ERRORS = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "message"), ERRORS)
 def test_what_cannot_be_done_is_one_line_and_leaves_nothing(
     write: Write, tmp_path: Path, steps: list[dict[str, Any]], message: str
@@ -316,6 +321,7 @@ def job(data: str, out: Path | str, *steps: dict[str, Any], **settings: Any) -> 
     return validate(RelabelJob, {"data": data, "out": str(out), "relabel": {"steps": steps, **settings}}, "test")
 
 
+@pytest.mark.slow
 def test_the_same_again_does_nothing_and_another_seed_replaces(synthetic_dataset: str, tmp_path: Path) -> None:
     first = job(synthetic_dataset, tmp_path / "out", BINARY)
     first.run()
@@ -415,6 +421,7 @@ def labels_of(url: str, column: str, *periods: str) -> list[list[float]]:
     return [y for path in files for y in pq.ParquetFile(f"{url}/{path}").read().column(column).to_pylist()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [True, False], ids=["original there", "original gone"])
 def test_a_relabelled_period_is_not_tested_under_its_old_labels(
     synthetic_dataset: str, tmp_path: Path, kept: bool

@@ -102,6 +102,7 @@ def test_counts_by_position_are_those_of_a_loop(tmp_path: Path) -> None:
     assert np.unique(read.sessions.queries_S).tolist() == [0]
 
 
+@pytest.mark.slow
 def test_the_layout_of_files_changes_nothing(rows: list[Row], found: UnderstoodLog, tmp_path: Path) -> None:
     small = write_log(str(tmp_path / "small"), rows, row_group_bytes=2_000)
     other = config(small, depth=6).understood()
@@ -155,6 +156,7 @@ def test_it_refuses_where_no_document_moves(rows: list[Row], tmp_path: Path) -> 
     assert "harvested" not in page(found).partition("*Click models*")[0]
 
 
+@pytest.mark.slow
 def test_it_refuses_positions_that_nothing_links_and_names_the_depth_that_would_do(
     rows: list[Row], tmp_path: Path
 ) -> None:
@@ -180,6 +182,7 @@ def test_em_needs_documents_that_were_shown_often(data: str, monkeypatch: pytest
     assert "propensity: EM" not in page(found)
 
 
+@pytest.mark.slow
 def test_labels_are_those_of_experts(rows: list[Row], tmp_path: Path) -> None:
     some = rows[:400]
     clicked = write_log(str(tmp_path / "clicked"), [{**row, "labels": row["clicks"]} for row in some])
@@ -198,6 +201,7 @@ def test_labels_are_those_of_experts(rows: list[Row], tmp_path: Path) -> None:
     assert "NDCG@" not in page(found)
 
 
+@pytest.mark.slow
 def test_clicks_of_a_data_set_without_relevance_are_no_labels(rows: list[Row], tmp_path: Path) -> None:
     clicked = [{**row, "labels": row["clicks"]} for row in rows[:400]]
     judged = [{**row, "meta_query": f"judged {row['meta_query']}", "relevance": [3.0] * 6} for row in clicked]
@@ -218,6 +222,7 @@ def test_a_pair_has_the_label_of_its_first_session_with_one(tmp_path: Path) -> N
     assert sorted(read.labels_D.tolist()) == [2, 4]
 
 
+@pytest.mark.slow
 def test_a_label_that_is_a_decimal_is_relevant_from_that_decimal_on(rows: list[Row], tmp_path: Path) -> None:
     trusts = []
     for name, grade in (("whole", 1.0), ("decimal", 0.7)):
@@ -230,6 +235,7 @@ def test_a_label_that_is_a_decimal_is_relevant_from_that_decimal_on(rows: list[R
     assert trusts[1] == trusts[0]
 
 
+@pytest.mark.slow
 def test_the_last_fifth_of_the_periods_is_held_out_unless_a_split_is(
     data: str,
 ) -> None:
@@ -279,6 +285,7 @@ def test_bad_values_are_errors(rows: list[Row], tmp_path: Path) -> None:
         read_log(config(write_log(str(tmp_path / "user"), rows[:3]), query="meta_user"))
 
 
+@pytest.mark.slow
 def test_the_job_reports_and_is_done_once(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = str(tmp_path / "report")
     job = validate(ClicksJob, {"out": out, "log": {"data": data, "periods": ["a", "b"]}, "query": "meta_query"}, "test")
@@ -344,6 +351,7 @@ def evaluation(judged: tuple[str, str], **keys: Any) -> EvaluateConfig:
     return EvaluateConfig(models={"linear": (model,)}, baseline=None, splits=splits, **outliers, **keys)
 
 
+@pytest.mark.slow
 def test_rankers_are_judged_on_labels_and_on_clicks_side_by_side(judged: tuple[str, str], tmp_path: Path) -> None:
     plain = evaluate(evaluation(judged), str(tmp_path / "plain"), made_by={})
     both = evaluate(evaluation(judged, clicks=True), str(tmp_path / "both"), made_by={})

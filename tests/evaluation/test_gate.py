@@ -83,6 +83,7 @@ def broken(found: Evaluation, **bounds: Any) -> list[tuple[str, str]]:
     return [(check.bound, check.where) for check in verdict.checks if not check.holds]
 
 
+@pytest.mark.slow
 def test_each_bound_catches_what_no_other_does(found: Evaluation) -> None:
     assert broken(found) == []
     assert broken(found, margin=0) == [("margin", "all")]
@@ -228,6 +229,7 @@ def test_one_broken_feature_is_enough_where_the_config_says_so(found: Evaluation
     assert broken(found, feature_psi=5, drifted=0.4, moving=["x"]) == [], "x is expected to move"
 
 
+@pytest.mark.slow
 def test_moving_names_features_of_the_data_set_that_no_ranker_has_to_read(
     places: dict[str, str], tmp_path: Path
 ) -> None:
@@ -327,6 +329,7 @@ def test_what_is_not_known_is_said(found: Evaluation, places: dict[str, str]) ->
     assert "# Gate: passed" in (Path(places["out"]) / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("candidate", "bounds", "broken"),
     [
@@ -401,6 +404,7 @@ def test_what_does_not_drift_is_not_refused_and_what_drifts_is(steady: Evaluatio
     assert sorted(judged) == sorted(2 * [period for period in periods if period != "few"])
 
 
+@pytest.mark.slow
 def test_chance_is_what_the_index_is_without_drift(steady: Evaluation) -> None:
     """Of features that are equal in a list, and of scores; documents that are independent leave less to chance."""
     never = [period for name, period in drifts(steady).items() if name.startswith("c")]

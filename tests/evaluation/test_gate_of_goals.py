@@ -41,6 +41,7 @@ def gate(shop: dict[str, str], out: Path, goals: dict[str, Any]) -> GateJob:
     )
 
 
+@pytest.mark.slow
 def test_a_goal_of_its_own_can_refuse(shop: dict[str, str], tmp_path: Path) -> None:
     gate(shop, tmp_path / "order", {}).run()
     alone = GateVerdict.read(str(tmp_path / "order"))
@@ -55,6 +56,7 @@ def test_a_goal_of_its_own_can_refuse(shop: dict[str, str], tmp_path: Path) -> N
     assert "labels order; " in Evaluation.read(str(tmp_path / "both" / "evaluation")).test.described
 
 
+@pytest.mark.slow
 def test_bounds_of_a_goal_are_its_own(shop: dict[str, str], tmp_path: Path) -> None:
     gate(shop, tmp_path / "gate", {"click": {"margin": 1.0, "slice_margin": 1.0, "groups": 10}}).run()
     assert GateVerdict.read(str(tmp_path / "gate")).passed

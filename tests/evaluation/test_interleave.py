@@ -154,6 +154,7 @@ def coverage(repetitions: int, groups: int, per_group: int) -> dict[str, float]:
     return found
 
 
+@pytest.mark.slow
 def test_intervals_cover_the_true_lift() -> None:
     assert all(0.9 <= share <= 0.985 for share in coverage(300, 60, 2).values())
 
@@ -164,6 +165,7 @@ def test_intervals_cover_the_true_lift_as_often_as_they_say() -> None:
         assert all(0.935 <= share <= 0.965 for share in coverage(2000, groups, per_group).values())
 
 
+@pytest.mark.slow
 def test_the_needed_impressions_find_the_difference_with_the_power() -> None:
     n = 60_000
     sums_QM3 = simulate(lists_of(n, noise=(0.2, 0.5), seed=2), ONE, traffic(per_group=1)).sums_QPM3[:, 0]
@@ -258,6 +260,7 @@ def test_the_job_reports_all_pairs_and_is_skipped_when_it_is_up_to_date(
     assert "| good - poor " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_names_and_batches_do_not_matter_and_order_negates(
     rankers: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +412,7 @@ def test_random_clicks_prefer_the_second_ranking_by_two_to_one_in_balanced_inter
     np.testing.assert_allclose(found["team_draft"], found["team_draft"][::-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eta", [0.0, 1.0])
 @pytest.mark.parametrize("depth", [None, 1, 2, 3])
 def test_clicks_that_depend_on_the_position_alone_prefer_nobody(eta: float, depth: int | None) -> None:

@@ -87,6 +87,7 @@ def found(of: VerdictJob) -> LiveVerdict:
     return LiveVerdict.read(of.out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
 def test_goals_are_those_of_a_loop_whatever_the_file(kind: str, tmp_path: Path) -> None:
     rows = ab_rows()
@@ -215,6 +216,7 @@ def test_interleaving_is_judged_by_user_and_negated_by_exchange(tmp_path: Path) 
     assert (back.lift.low, back.lift.high, back.p) == pytest.approx((-there.lift.high, -there.lift.low, there.p))
 
 
+@pytest.mark.slow
 def test_lists_that_begin_with_one_ranking_or_have_two_users_are_refused(tmp_path: Path) -> None:
     rows = interleaved_rows()
     swapped = rows.assign(arm=np.where(rows["position"] % 2, "new", "old"))
@@ -278,6 +280,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder / "report")
 
 
+@pytest.mark.slow
 def test_the_report_says_whether_ndcg_foresaw_the_sign(evaluated: str, tmp_path: Path) -> None:
     log = write(ab_rows(), tmp_path / "log.csv")
     offline = {"evaluation": evaluated, "methods": {"old": "poor", "new": "good"}}

@@ -48,6 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return shop_data(tmp_path_factory.mktemp("shop"))
 
 
+@pytest.mark.slow
 def test_a_pipeline_on_goals_makes_a_front(data: str, tmp_path: Path) -> None:
     pipeline(data, tmp_path).run()
     front = Front.read(str(tmp_path / "front"))

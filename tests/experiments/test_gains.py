@@ -121,6 +121,7 @@ def test_no_trees_learn_from_a_gain(config: GBDTConfig, datasets: dict[str, Data
     assert models["weights"] != models["plain"]
 
 
+@pytest.mark.slow
 def test_weights_of_0_are_a_warning_before_training_with_the_remedy(
     log: pd.DataFrame,
     datasets: dict[str, Dataset],
@@ -162,6 +163,7 @@ def test_networks_are_warned_of_weights_that_they_train_on_and_of_no_others(
         assert ("have weight 0" in caplog.text) == (debias is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("use", "rule"), [("gain", "bad_gain"), ("weights", "bad_weight")])
 def test_a_negative_gain_or_weight_is_a_rejected_row_that_is_named(
     log: pd.DataFrame, tmp_path: Path, use: str, rule: str

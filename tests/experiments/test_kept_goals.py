@@ -28,6 +28,7 @@ def trained(data: str, out: Path, **changes: Any) -> bundle.RankerBundle:
     return bundle.load(str(out), bundle.RankerBundle)
 
 
+@pytest.mark.slow
 def test_a_refit_keeps_the_weights_that_validation_found(data: str, tmp_path: Path) -> None:
     """It starts from random weights like the first training, not from the bundle in service."""
     production = trained(data, tmp_path / "production")

@@ -137,6 +137,7 @@ def test_an_evaluation_is_of_the_weeks_that_were_the_last_then(data: str, tmp_pa
     assert EvaluateConfig.recorded(out).splits.test.periods == ("2026-W05",)
 
 
+@pytest.mark.slow
 def test_a_pipeline_finds_them_once(data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     values = {
         "out": str(tmp_path / "models"),

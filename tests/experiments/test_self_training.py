@@ -140,6 +140,7 @@ def test_the_student_learns_the_mean_of_the_runs_on_all_training_groups(url: str
             check_unseen(out, Split(data=(url,), periods=(period,)))
 
 
+@pytest.mark.slow
 def test_where_labels_teach_nothing_the_ranker_is_its_student(url: str, tmp_path: Path) -> None:
     """At a rate near 0 the labels change nothing, so all that the ranker knows comes from the scores."""
     no_statistics = {

@@ -279,6 +279,7 @@ def test_the_first_config_is_that_of_the_defaults(tmp_path: Path) -> None:
     assert read == first
 
 
+@pytest.mark.slow
 def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     there = storage.below(str(place))
     job(place, dry_run=True, refit=True, export="lightgbm", registry={"name": "shop"}).run()

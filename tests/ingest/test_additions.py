@@ -59,6 +59,7 @@ def by_gid(dataset: Dataset) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["gid"]))
 
 
+@pytest.mark.slow
 def test_what_is_added_is_as_if_made_at_once(tmp_path: Path) -> None:
     parts = [write_days(tmp_path, days) for days in ([3, 4], [5], [1, 2])]
     out = str(tmp_path / "out")
@@ -101,6 +102,7 @@ def test_what_is_unique_within_its_query_or_a_copy_is_said_once_and_not_with_eac
     assert said == [f"prepare: unique within its query: {name} {of_documents}" for name in ("f1", "f2")]
 
 
+@pytest.mark.slow
 def test_the_order_of_the_columns_of_the_inputs_does_not_matter(tmp_path: Path) -> None:
     parts = [write_days(tmp_path, [day]) for day in (1, 2, 3)]
     for folder, backwards in (("one", (False,) * 3), ("two", (True,) * 3), ("three", (False, True, False))):
@@ -210,6 +212,7 @@ def make_unexpected(folder: Path) -> PrepareConfig:
     return config(write_days(folder, [9]), expect={"2026-03-09": {"groups": 7}}, add=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -323,6 +326,7 @@ class Crash(BaseException):
     """The machine crashes: no clean-up runs."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", range(5))
 def test_a_crash_anywhere_leaves_the_old_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """The crash happens before the file with this number is placed, or before the manifest is written."""
@@ -405,6 +409,7 @@ def test_the_texts_of_categories_are_those_of_all_periods_until_they_are_too_man
     assert third == {"c": second["c"]}
 
 
+@pytest.mark.slow
 def test_periods_may_be_added_in_another_form(tmp_path: Path) -> None:
     """A data set of lists gets a period of bytes, and one of bytes a period of lists; the groups are the same."""
     first, second = write_days(tmp_path, [1]), write_days(tmp_path, [2])

@@ -98,6 +98,7 @@ def test_a_data_set_without_such_periods_does_not_mention_them(tmp_path: Path) -
     assert "lacking" not in (storage.read_manifest(str(tmp_path / "out")) or {})
 
 
+@pytest.mark.slow
 def test_all_readers_see_missing_values(both: tuple[Dataset, Dataset]) -> None:
     late, stored = both
     for names in ((), ("f2",), ("f1", "shop")):
@@ -167,6 +168,7 @@ def splits_of(dataset: Dataset) -> Splits:
     return SplitsWithTest(**{name: Split(data=(dataset.url,), periods=periods) for name, periods in of.items()})
 
 
+@pytest.mark.slow
 def test_training_equals_that_on_stored_missing_values(
     both: tuple[Dataset, Dataset], copy: Dataset, tmp_path: Path
 ) -> None:

@@ -221,6 +221,7 @@ def test_damaged_text_is_accounted_for(shared_data: Path, tmp_path: Path, name: 
         assert dataset.manifest.accounting.rows_rejected > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", FILE_DAMAGE)
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_damaged_gzip_file_is_an_error_or_accounted_for(
@@ -245,6 +246,7 @@ def news_file(shared: Path) -> Path:
     return next((shared / "news/sample").rglob("*.parquet"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, nightly(1), nightly(2)])
 @pytest.mark.parametrize("damage", FILE_DAMAGE)
 @pytest.mark.parametrize("source", ["parquet", "groups"])
@@ -301,6 +303,7 @@ def test_bad_values_in_parquet_are_accounted_for(
     assert dataset.manifest.accounting.rows_rejected > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", [flip_bits, cut_lines])
 def test_damaged_group_sizes_are_an_error_or_accounted_for(
     shared_data: Path, tmp_path: Path, damage: Callable[[bytes, Rng], bytes]

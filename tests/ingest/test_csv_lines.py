@@ -45,6 +45,7 @@ def table() -> pd.DataFrame:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packed", ["", ".gz", ".xz"])
 @pytest.mark.parametrize(
     ("name", "fields"),

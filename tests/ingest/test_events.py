@@ -421,6 +421,7 @@ def test_what_was_finished_is_not_done_again(tmp_path: Path, monkeypatch: pytest
     assert below == {storage.MANIFEST, *listed}
 
 
+@pytest.mark.slow
 def test_a_file_that_comes_while_events_are_read_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def with_another_file(job: EventRows) -> bool:
         write_json(log_of(60, seed=1), tmp_path / "log" / "0.jsonl")
@@ -527,6 +528,7 @@ def write_objects(events: Sequence[dict[str, Any]], path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_late_events_join_only_periods_of_the_same_features(tmp_path: Path) -> None:
     out, both = str(tmp_path / "out"), {**TABLE, "columns": ["f", "g"]}
     columns = {**COLUMNS, "features": ["f", "g"]}

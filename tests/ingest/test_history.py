@@ -79,6 +79,7 @@ def assert_same(found: Mapping[str, Sequence[float]], wanted: Mapping[str, Seque
         np.testing.assert_array_max_ulp(np.float32(found[name]), np.float32(values), maxulp=ulp)
 
 
+@pytest.mark.slow
 @FEW
 @given(rows=ROWS, events=ROWS, step=st.sampled_from(["1s", "1m"]), delay=st.sampled_from([None, "20s"]))
 def test_features_are_as_defined(rows: list[Row], events: list[Row], step: str, delay: str | None) -> None:
@@ -87,6 +88,7 @@ def test_features_are_as_defined(rows: list[Row], events: list[Row], step: str, 
     assert_same(known(rows, rows, config), expected(rows, rows, config))
 
 
+@pytest.mark.slow
 @FEW
 @given(rows=ROWS, events=ROWS, later=ROWS)
 def test_an_event_of_the_future_changes_nothing_before_it(rows: list[Row], events: list[Row], later: list[Row]) -> None:
@@ -95,6 +97,7 @@ def test_an_event_of_the_future_changes_nothing_before_it(rows: list[Row], event
     assert_same(known(rows, events + future), known(rows, events), ulp=0)
 
 
+@pytest.mark.slow
 @FEW
 @given(rows=ROWS, events=ROWS, seed=st.integers(0, 99))
 def test_the_order_of_rows_and_events_changes_nothing(rows: list[Row], events: list[Row], seed: int) -> None:
@@ -155,6 +158,7 @@ def features_in(dataset: Dataset) -> dict[tuple[str, str], list[float]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_data_set_has_the_features_of_its_own_rows(tmp_path: Path) -> None:
     rows = log()
     paths = [write(tmp_path / f"{i}.parquet", rows[start : start + 60]) for i, start in enumerate((0, 60, 120))]
@@ -170,6 +174,7 @@ def test_a_data_set_has_the_features_of_its_own_rows(tmp_path: Path) -> None:
     np.testing.assert_equal(features_in(again), found)
 
 
+@pytest.mark.slow
 def test_text_is_read_as_the_log_is_and_lines_that_are_refused_keep_their_places(tmp_path: Path) -> None:
     rows = log()
     broken = {40: "q13,soon,a,1,1,3.5", 90: "q30,1700000000,a,1,1,much", 91: "not a row"}
@@ -193,6 +198,7 @@ def test_a_block_may_have_refused_lines_only(tmp_path: Path, monkeypatch: pytest
     assert len(features_in(prepared(both, tmp_path / "out"))) == 6
 
 
+@pytest.mark.slow
 def test_a_file_that_comes_while_features_are_computed_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = log()
     write(tmp_path / "1.parquet", rows[:90])
@@ -208,6 +214,7 @@ def test_a_file_that_comes_while_features_are_computed_waits(tmp_path: Path, mon
     assert len(features_in(prepared(config, tmp_path / "out"))) == len(rows)
 
 
+@pytest.mark.slow
 def test_events_may_be_another_table_with_other_names(tmp_path: Path) -> None:
     rows, events = log(), log(seed=1)
     path = write(tmp_path / "log.parquet", rows)
@@ -230,6 +237,7 @@ def test_events_may_be_another_table_with_other_names(tmp_path: Path) -> None:
         np.testing.assert_array_max_ulp(np.float32(found[row["query"], row["item"]]), values)
 
 
+@pytest.mark.slow
 def test_periods_are_added_with_the_events_before_them(tmp_path: Path) -> None:
     rows = [{**row, "time": row["time"] + (i > 90) * 86_400} for i, row in enumerate(log(n=62))]
     cut = next(i for i, row in enumerate(rows) if row["query"] == "q31")

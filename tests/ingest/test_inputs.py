@@ -85,6 +85,7 @@ def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
     return found
 
 
+@pytest.mark.slow
 def test_the_rows_are_those_of_the_version(table: Table, tmp_path: Path) -> None:
     newest = prepare(config(table.path, table=table.lake), str(tmp_path / "newest"))
     assert values(newest) == [1, 2, 3, 4, 5]

@@ -731,6 +731,7 @@ def test_a_column_for_each_feature(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows.features_NF, np.column_stack([np.array(expected, np.float32), codes]))
 
 
+@pytest.mark.slow
 def test_a_data_set_can_be_prepared_again(shared_data: Path, tmp_path: Path) -> None:
     log = prepare(
         PrepareConfig(inputs=(str(shared_data / "news" / "sample"),), source=Items(columns=SESSIONS)),

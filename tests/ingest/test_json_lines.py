@@ -28,6 +28,7 @@ def read_json(path: Path, mapping: ColumnMapping, **more: Any) -> tuple[RowBlock
     return rows_of(Items(columns=mapping), path, **more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["log.jsonl", "log.ndjson.gz", "log.jsonl.xz"])
 def test_a_log_of_json_lines_is_that_of_parquet(shared_data: Path, tmp_path: Path, name: str) -> None:
     [source] = (shared_data / "news" / "sample").rglob("part-0.parquet")

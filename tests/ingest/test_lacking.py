@@ -37,6 +37,7 @@ def written(folder: Path, *parts: pd.DataFrame) -> None:
 labels = st.lists(st.lists(st.sampled_from([None, 0, 1, 3]), min_size=1, max_size=5), min_size=1, max_size=6)
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(labels)
 @pytest.mark.parametrize("unjudged", [0, "unlabelled", "reject"])

@@ -70,6 +70,7 @@ def test_the_rows_are_those_of_another_engine(mapped: MappedTable) -> None:
     assert {row["q"] for row in found}.isdisjoint({"q0", "q200"})
 
 
+@pytest.mark.slow
 def test_the_rows_are_those_of_duckdb(mapped: MappedTable) -> None:
     connection = duckdb.connect()
     try:

@@ -277,6 +277,7 @@ def test_common_rows_take_the_fast_path_whatever_bad_rows_are_beside_them(dense:
     assert len(calls) == len(found.rejected) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("qid", [True, False])
 def test_one_changed_byte_of_common_rows_gives_what_the_slow_path_gives(qid: bool) -> None:
     text = b"0 qid:1 1:2 2:.5 3:1 \r\n2 qid:ab 1:0 2:13 3:7 \r\n"
@@ -356,6 +357,7 @@ def test_a_line_too_long_for_memory_is_one_unparsable_row(monkeypatch: pytest.Mo
     assert len(commented.rows) == 1
 
 
+@pytest.mark.slow
 def test_blocks_do_not_grow_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "f"
     path.write_bytes(b"1 qid:1 1:1 2:2 3:3\n" * 20_000)
@@ -384,6 +386,7 @@ def test_gzip_is_recognised_by_content_and_may_have_several_members(tmp_path: Pa
     assert len(next(read_letor(str(path), n_features=3, dense=True))) == 1
 
 
+@pytest.mark.slow
 def test_broken_gzip_is_an_error_with_its_offset(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     rows = b"".join(b"1 qid:1 1:%d 2:%d 3:%d\n" % tuple(r) for r in rng.integers(0, 9**9, (5000, 3)).tolist())
@@ -468,6 +471,7 @@ REAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_real_files_have_their_counts_and_scikit_learns_values(shared_data: Path, name: str) -> None:
     from sklearn.datasets import load_svmlight_file

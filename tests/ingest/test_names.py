@@ -34,6 +34,7 @@ def check(found: Guess, names: Sequence[str]) -> None:
     assert {"f1", "f2", "f3", "f4", seller} <= used(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", LANGUAGES)
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_roles_are_the_same_in_ten_languages_and_without_names(language: str, shuffled: bool) -> None:
@@ -52,6 +53,7 @@ nonsense = st.text(string.ascii_lowercase[9:], min_size=3, max_size=6).filter(la
 eight = st.lists(nonsense, min_size=8, max_size=8, unique_by=plain_name)
 
 
+@pytest.mark.slow
 @settings(max_examples=8, deadline=None)
 @given(eight, st.integers(0, 3), st.randoms(use_true_random=False))
 def test_nonsense_names_and_any_order_of_columns_give_the_same_roles(names: list[str], seed: int, random) -> None:  # type: ignore[no-untyped-def]

@@ -155,6 +155,7 @@ def test_fixed_periods_partition_and_scope_the_query_ids(tmp_path: Path) -> None
     ]
 
 
+@pytest.mark.slow
 def test_a_data_set_read_back_as_group_rows_is_the_same_data_set(log_file: Path, tmp_path: Path) -> None:
     first = prepare(config(str(log_file)), str(tmp_path / "first"))
     columns = {"n_features": 3, "labels": "labels", "docs": "doc_ids", "period_column": "period"}
@@ -463,6 +464,7 @@ def test_real_data_has_the_published_counts(
     assert sum(map(len, cells.values())) >= min(64, expected.groups)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "documents"), [("MQ2008", (9_630, 2_707, 2_874)), ("OHSUMED", (None, 3_538, 3_383))])
 def test_a_fold_becomes_three_periods(
     shared_data: Path, tmp_path: Path, name: str, documents: tuple[int | None, ...]

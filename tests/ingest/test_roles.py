@@ -204,6 +204,7 @@ def test_the_work_grows_with_the_columns_and_not_with_their_pairs(kind: str, mon
     assert most - more <= 1.1 * (more - some) + 20
 
 
+@pytest.mark.slow
 def test_a_thing_is_found_among_many_columns_as_among_few() -> None:
     rng = np.random.default_rng(0)
     item_N = rng.integers(0, 200, 2400)

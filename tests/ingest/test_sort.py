@@ -134,6 +134,7 @@ WIDER: list[tuple[pa.Array, pa.Array]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("columns", WIDER)
 def test_a_column_becomes_as_wide_as_a_block_needs(

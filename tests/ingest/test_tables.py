@@ -55,6 +55,7 @@ def test_columns_of_tables_are_as_good_as_those_of_the_log(folder: Path) -> None
     assert joined.manifest.counts().labelled == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
 def test_a_table_may_have_any_format_and_several_files(kind: str, folder: Path) -> None:
     first = made(folder, *JOINS).manifest.hash

@@ -133,6 +133,7 @@ def duckdb_table(sql: str) -> pa.Table:
     return pa.table({**BASE, "z": values["z"]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rows", "use"), FRAMES)
 def test_a_column_of_any_type_is_a_feature_or_left_out(rows: Callable[[], Any], use: str, tmp_path: Path) -> None:
     table, found = rows_as_table(rows(), None, None, USES)

@@ -96,6 +96,7 @@ TEXTS = {
 """Files of text: arrays of JSON, lists as Python writes them in CSV, and as numpy does, in Parquet."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [*ARROW, *TEXTS])
 def test_a_column_of_64_is_64_columns_byte_for_byte(form: str, flat: Manifest, tmp_path: Path) -> None:
     emb = [row and TEXTS[form](row) for row in VECTORS] if form in TEXTS else _array(ARROW[form])
@@ -120,6 +121,7 @@ FRAMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FRAMES)
 def test_frames_have_the_same_bytes_and_name_no_features(form: str, flat: Manifest, tmp_path: Path) -> None:
     table = to_raw_table(FRAMES[form]())

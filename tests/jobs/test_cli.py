@@ -102,6 +102,7 @@ def test_flags_are_short_for_keys(tmp_path: Path) -> None:
     assert (printed.workers.number, printed.fresh) == (2, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted((ROOT / "jobs" / "configs").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_config_is_valid_and_explained(path: Path) -> None:
     text = path.read_text()

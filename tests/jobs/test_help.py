@@ -105,6 +105,7 @@ def test_an_unknown_key_names_the_nearest(given: str, near: str) -> None:
         find(every_key(Strict), given)
 
 
+@pytest.mark.slow
 @every_command
 def test_help_shows_10_to_25_keys_and_the_kinds_of_each(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -176,6 +177,7 @@ def test_a_kind_is_asked_for_by_its_name(cls: type[BaseModel]) -> None:
         lines(cls, f"{asked}.sides")
 
 
+@pytest.mark.slow
 @every_command
 def test_the_example_is_a_command_that_can_be_run(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -67,6 +67,7 @@ LATE = {"torch", "ray", "scipy", "sklearn", "pandas", "matplotlib", "lightgbm", 
 """What takes a second or a good part of it to load, and what computes with it."""
 
 
+@pytest.mark.slow
 def test_what_needs_no_network_starts_without_torch() -> None:
     """All of them, one after another, in one process."""
     load = "for name in sys.argv[1:]: command(name).job(); print(name, *sys.modules)"
@@ -86,6 +87,7 @@ WRONG = {
 }
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_said_without_torch(tmp_path: Path) -> None:
     """All of it, one line after another, in one process."""
     code = """
@@ -147,6 +149,7 @@ def test_a_former_job_as_a_module_names_the_new_one() -> None:
     assert (done.returncode, done.stderr) == (2, f"error: stack: no such job; {GONE['stack']}\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "offered"),
     [

@@ -72,6 +72,7 @@ def test_equals_transformers(pooler: Any) -> None:
             assert torch.equal(pooled_SD[s], h_TD[first])
 
 
+@pytest.mark.slow
 def test_gradients_equal_those_of_transformers_on_a_padded_batch() -> None:
     model = theirs()
     config, vocabulary = bert_config(model.config.to_dict(), where="config.json", dropout=0.0, pooler="cls")

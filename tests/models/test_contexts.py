@@ -114,6 +114,7 @@ def _windows(module: GSF, x_LF: Tensor) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORACLED)
 def test_every_list_is_what_plain_loops_give(name: str) -> None:
     module = make(CASES[name])
@@ -130,6 +131,7 @@ def test_every_list_is_what_plain_loops_give(name: str) -> None:
         torch.testing.assert_close(gradients[0], expected_h, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", members(ContextConfig), ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
     groups, h_ND = make_lists([*LENGTHS, 14])
@@ -154,6 +156,7 @@ def test_documents_may_come_in_any_order(config: ContextConfig) -> None:
     torch.testing.assert_close(moved_out.lists_QD, out.lists_QD, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @every_context
 def test_other_lists_change_nothing_even_if_they_are_not_finite(config: ContextConfig) -> None:
     module = make(config)
@@ -171,6 +174,7 @@ def test_other_lists_change_nothing_even_if_they_are_not_finite(config: ContextC
         torch.testing.assert_close(together.lists_QD[1:], rest_QD, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @every_context
 @pytest.mark.parametrize("budget", [1, 40, 10**9])
 def test_how_lists_are_put_into_chunks_changes_neither_value_nor_gradient(
@@ -197,6 +201,7 @@ def test_gradients_are_finite_and_reach_every_parameter(config: ContextConfig) -
         assert gradient.any(), name
 
 
+@pytest.mark.slow
 @every_context
 @pytest.mark.parametrize("lengths", [[], [0], [1], [0, 0], [0, 1, 0, 1]], ids=str)
 @pytest.mark.parametrize("training", [True, False])
@@ -224,6 +229,7 @@ def test_a_long_list_pads_no_other_and_needs_no_square_of_its_length(config: Con
     assert 3000 * WIDTH <= largest.numel <= 3300 * 50
 
 
+@pytest.mark.slow
 @every_context
 def test_weights_travel_as_a_state(config: ContextConfig) -> None:
     module, other = make(config, seed=0), make(config, seed=1)
@@ -305,6 +311,7 @@ class PlainGRU(nn.Module):
         return torch.stack(outputs, 1), None
 
 
+@pytest.mark.slow
 @every_context
 def test_a_gpu_gives_the_same_values_and_is_asked_for_nothing(config: ContextConfig) -> None:
     module, launches = make(config), []

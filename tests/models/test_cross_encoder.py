@@ -199,6 +199,7 @@ def test_a_ranker_scores_with_it() -> None:
     assert ranker.encoder.get_parameter("bert.tokens.weight").grad is not None
 
 
+@pytest.mark.slow
 def test_a_gpu_gives_the_same_embeddings_and_is_asked_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cross_encoder, "TOKENS_AT_ONCE", 40)
     encoder, launches = text_encoder(), []

@@ -338,6 +338,7 @@ def test_every_parameter_has_one_depth(kind: str) -> None:
     assert kind not in expected or len(layers) == expected[kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [cls() for cls in members(FeatureEncoderConfig)], ids=lambda config: config.kind)
 def test_a_gpu_gives_the_same_scores_and_is_asked_for_nothing(config: EncoderConfig) -> None:
     kinds: list[FeatureKind] = ["numeric"] * 5 + ["categorical"] * 2

@@ -240,6 +240,7 @@ def shuffled_codes() -> Tensor:
     return torch.randperm(1 << 24, generator=torch.Generator().manual_seed(0))
 
 
+@pytest.mark.slow
 @given(st.integers(1000, 200_000), st.integers(10, 3_000_000), st.sampled_from(["random", "runs", "steps"]))
 def test_as_many_codes_share_a_row_as_expected(n: int, rows: int, order: str) -> None:
     codes = {

@@ -61,6 +61,7 @@ cuts = st.lists(st.floats(0, 1), max_size=6)
 seeds = st.integers(0, 2**32 - 1)
 
 
+@pytest.mark.slow
 @given(cuts, seeds)
 def test_statistics_do_not_depend_on_cuts_and_merges(cuts: list[float], seed: int) -> None:
     x_NF = documents(500)

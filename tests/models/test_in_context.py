@@ -208,6 +208,7 @@ def test_several_readings_are_averaged() -> None:
     same(InContextRanker(network(), drawn_samples(EXAMPLES, config))(LISTS), mean)
 
 
+@pytest.mark.slow
 def test_pretraining_on_problems_teaches_to_read_examples() -> None:
     config = ProblemsConfig(examples=(8, 12), questions=8, features=(4, 6), documents=(160, 200), values=6_000)
     net = network(layers=2).train()

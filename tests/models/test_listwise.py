@@ -128,6 +128,7 @@ def test_gsf_of_size_one_is_pointwise() -> None:
     torch.testing.assert_close(apply(module.train(), groups, h_ND), apply(module, single, h_ND))
 
 
+@pytest.mark.slow
 def test_training_of_gsf_is_a_fair_sample_of_all_groups() -> None:
     module = make(GSFConfig(size=2, hidden=(9,), width=4, strides=None, activation="elu"))
     groups, h_ND = make_lists([4, 7])

@@ -106,6 +106,7 @@ def test_categories_are_those_of_one_of_the_two_whatever_the_form(amount: float)
     assert float(swapped) == pytest.approx(amount / 2, abs=5 * 0.5 / math.sqrt(N))
 
 
+@pytest.mark.slow
 def test_partners_are_the_other_documents_of_the_batch_and_equally_likely() -> None:
     source_N = torch.cat([mix(documents_mixup(4), 1.0, "binary", seed=seed)[:, 3] for seed in range(4000)]).view(
         4000, 4

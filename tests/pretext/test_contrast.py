@@ -278,6 +278,7 @@ def test_scarf_is_the_algorithm_in_each_list_and_its_gradient_that_of_the_loop(
     torch.testing.assert_close(grads[0], grads[1], rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [simclr_rank, scarf])
 @pytest.mark.parametrize("lengths", [[9, 10, 11, 12, 13, 14, 15, 16, 20, 3, 1, 0], [40]])
 @pytest.mark.parametrize("temperature", [0.001, 0.1])
@@ -329,6 +330,7 @@ def test_a_batch_in_any_order_and_in_tiles_of_any_size(
         torch.testing.assert_close(value_and_gradients(), whole, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [simclr, scarf_of_all])
 def test_no_tensor_of_a_batch_loss_grows_with_the_square_of_the_batch(loss: Callable[..., Tensor]) -> None:
     def largest(n: int) -> int:

@@ -85,6 +85,7 @@ def test_the_embedding_learns_as_input_and_as_output() -> None:
         assert model.encoder.get_parameter(name).grad is not None
 
 
+@pytest.mark.slow
 def test_it_learns() -> None:
     """A text that repeats two tokens is restored."""
     model, groups = pretrainer(rate=0.3), text_groups()

@@ -73,6 +73,7 @@ def learned(parts: nn.ModuleList, loss: Callable[[torch.Generator], Tensor], ste
     return sum(losses[-5:]) / sum(losses[:5])
 
 
+@pytest.mark.slow
 def test_vime_learns() -> None:
     torch.manual_seed(0)
     encoder = ResNetConfig(width=32, dropout=0).build(DECODER_NUMERIC_F, DECODER_CARDINALITIES)
@@ -274,6 +275,7 @@ def test_views_of_subsets_follow_the_generator(noise: Noise) -> None:
     assert torch.equal(views(1, rate=0.0), torch.where(SubTabConfig().masks(5)[:, None], documents(50), 0.0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("contrast", "distance"), [(1.0, 1.0), (0.0, 0.5), (2.0, 0.0)])
 def test_subtab_is_the_formula_and_its_gradient_that_of_the_loop(contrast: float, distance: float) -> None:
     x_NF, decoded_KNO, z_KNP = documents(4), normal(3, 4, OUTPUTS).requires_grad_(), normal(3, 4, 6).requires_grad_()

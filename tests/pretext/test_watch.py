@@ -41,6 +41,7 @@ def slow(z0_ND: Tensor, z1_ND: Tensor, offsets: list[int], *, among: int) -> lis
     return sums
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [[3, 1, 0, 5, 2], [1, 1], [40], [300, 1, 200, 200], [20] * 30])
 def test_measured_as_by_a_slow_loop(lengths: list[int]) -> None:
     offsets_Q1 = to_offsets(torch.tensor(lengths))

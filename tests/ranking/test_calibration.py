@@ -43,6 +43,7 @@ def test_figures_are_those_of_slow_loops(bins: int, spread: float) -> None:
         assert found.log_loss == pytest.approx(log_loss(clicks_N.numpy(), scores_N.sigmoid().numpy(), labels=[0, 1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("documents", "rarer"), [(200, 0.0), (200, 3.0), (2000, 0.0)])
 def test_the_reference_is_the_error_of_probabilities_that_are_right(documents: int, rarer: float) -> None:
     """Over many draws of the clicks of the same documents."""

@@ -123,6 +123,7 @@ def read_test_file(path: Path) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor(features), torch.tensor(labels), torch.tensor([*starts, len(queries)])
 
 
+@pytest.mark.slow
 def test_one_feature_of_mq2008_shows_the_script_s_drop_at_rank_9(shared_data: Path) -> None:
     """Half of the lists have 8 documents or fewer and count as 0 at later ranks; means over folds, as published."""
     folds = []
@@ -370,6 +371,7 @@ def test_every_program_has_an_oracle() -> None:
     assert set(ORACLES) == set(PROGRAMS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy",
     [

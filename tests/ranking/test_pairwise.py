@@ -89,6 +89,7 @@ def test_bounds_in_place_of_counts_that_a_gpu_would_wait_for_change_nothing(
         assert_same(actual, of_counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [300, 9_000])
 def test_values_and_gradients_do_not_depend_on_the_number_of_threads(length: int) -> None:
     lists = random_lists(3, [length, 40, length // 2])

@@ -96,6 +96,7 @@ def test_lists_of_any_length_are_divided_as_the_plain_loop_divides_them(length: 
     torch.testing.assert_close(grad_N, torch.autograd.grad(expected, scores_N)[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("k", [None, 4])
@@ -161,6 +162,7 @@ def test_a_shift_changes_nothing(mode: Mode, depth: int) -> None:
     torch.testing.assert_close(moved_N, grad_N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [None, 3])
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_gradcheck(depth: int, k: int | None) -> None:
@@ -212,6 +214,7 @@ def test_a_list_that_is_one_run_is_sorted_once_at_any_depth() -> None:
         torch.testing.assert_close(grad_N, flat_N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("labels", [[0.0] * 4, [2.0, 0.0, 0.0, 0.0]], ids=["all zero", "one relevant"])

@@ -58,6 +58,7 @@ def test_a_name_that_javascript_knows_is_drawn_as_any_other(name: str) -> None:
     assert {kind for kind, size in sizes(name).items() if size < 0.6 * expected[kind]} == set()
 
 
+@pytest.mark.slow
 def test_a_name_that_javascript_knows_is_not_drawn_as_it_is() -> None:
     """If it is one day, the space behind it can go."""
     [left_out] = draw([every_kind("constructor")["bars"]])
@@ -71,6 +72,7 @@ def test_control_characters_are_drawn(name: str) -> None:
     assert len(drawable(name)) == len(name)
 
 
+@pytest.mark.slow
 def test_what_ends_the_drawing_costs_its_own_picture_only() -> None:
     found = draw([GOOD, TALL, NO_DATA, {"mark": "nothing"}, GOOD])
     assert [isinstance(picture, bytes) for picture in found] == [True, False, False, False, True]
@@ -78,6 +80,7 @@ def test_what_ends_the_drawing_costs_its_own_picture_only() -> None:
     assert all(isinstance(why, bytes) or (0 < len(why) < 300 and "\n" not in why) for why in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "why"),
     [
@@ -113,6 +116,7 @@ def test_a_short_address_space_ends_only_the_drawing() -> None:
     assert "drawing ended with status" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_chart_that_cannot_be_drawn_is_a_line_of_the_report(caplog: pytest.LogCaptureFixture) -> None:
     small = [Chart(GOOD, "small", small=True), Chart(TALL, "a | tall one", "tall", small=True)]
     document = Document("t", [Chart(NO_DATA, "first"), Text("x")], [Section("s", [*small, Chart(GOOD, "last", "end")])])

@@ -47,6 +47,7 @@ FORMS = {
 KEY = "-----BEGIN OPENSSH PRIVATE" + " KEY-----\nb3Blbn\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_a_known_form_is_refused_and_not_repeated(form: str) -> None:
     @given(st.from_regex(form, fullmatch=True))
@@ -124,6 +125,7 @@ def settings(value: object, key: str = "") -> Iterator[str]:
     yield f"{key}={yaml.safe_dump(value, default_flow_style=True, width=10**6).strip()}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_no_setting_of_a_shipped_config_is_refused(path: Path) -> None:
     words = [word for text in yaml.safe_load_all(path.read_text()) for word in settings(text)]

@@ -67,6 +67,7 @@ def test_a_checkout_that_another_repository_ignores_is_no_repository(tmp_path: P
         assert set(taken.sent) > SHIPPED
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("git", [False, True])
 def test_it_stands_still_while_others_write(tmp_path: Path, git: bool) -> None:
     write(tmp_path, FILES)

@@ -191,6 +191,7 @@ def test_reordered_rows_without_labels_get_the_scores_of_the_bundle(
             assert {row["period"] for rows in read(tmp_path / kind / name).values() for row in rows} == {"2026-W10"}
 
 
+@pytest.mark.slow
 def test_columns_that_training_had_and_scoring_does_not_need_may_change(trees: str, week: Rows, tmp_path: Path) -> None:
     """Labels may be text, new columns may match the patterns of the mapping, and a file may have more than another."""
     rows = [{**row, "bought": "yes", "f_new": "x", "f_more": 1.0} for row in week]
@@ -292,6 +293,7 @@ def files_of(out: Path) -> dict[str, bytes]:
     return files
 
 
+@pytest.mark.slow
 def test_the_same_command_does_nothing_and_another_bundle_reads_no_row(
     trees: str, network: str, week: Rows, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -332,6 +334,7 @@ def _stops(*_: object) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_other_inputs_replace_the_items_or_are_added(trees: str, week: Rows, tmp_path: Path) -> None:
     later = make_rows(2000, 10, ["2026-03-09"], 2)
     one, two = (write_parquet(tmp_path / f"{i}.parquet", rows) for i, rows in enumerate((week, later)))
@@ -531,6 +534,7 @@ def test_positions_are_needed_by_models_that_read_them_alone(
     assert read(tmp_path / "out").keys() == {row["search"] for row in week}
 
 
+@pytest.mark.slow
 def test_letor_text_and_rows_of_whole_queries_are_read_too(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     groups = [rng.normal(size=(rng.integers(2, 6), 2)).astype(np.float32) for _ in range(60)]

@@ -177,6 +177,7 @@ def test_a_period_of_a_manifest_leads_nowhere_else(bundles: dict[str, str], tmp_
     assert set(tmp_path.rglob("*")) == there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["trees", "network"])
 def test_every_group_gets_the_scores_of_the_bundle(
     data: str, bundles: dict[str, str], tmp_path: Path, kind: str
@@ -206,6 +207,7 @@ def test_several_bundles_score_by_the_mean_of_their_scores(data: str, bundles: d
     assert files_of(tmp_path / "one") == files_of(out)
 
 
+@pytest.mark.slow
 def test_the_scores_do_not_depend_on_the_batches(data: str, bundles: dict[str, str], tmp_path: Path) -> None:
     for docs in (1, 37, 100_000):
         run(config(data, bundles["trees"], docs_per_batch=docs), tmp_path / str(docs))
@@ -346,6 +348,7 @@ def test_a_process_that_is_killed_loses_no_period(data: str, bundles: dict[str, 
     assert read(data, str(tmp_path)) == expected(data, bundles["trees"])
 
 
+@pytest.mark.slow
 def test_another_bundle_scores_all_again_and_changed_data_their_period(bundles: dict[str, str], tmp_path: Path) -> None:
     data, out = write_data(str(tmp_path / "data")), tmp_path / "out"
     run(config(data, bundles["trees"]), out)
@@ -398,6 +401,7 @@ def test_data_that_change_while_they_are_scored(bundles: dict[str, str], tmp_pat
     assert read(data, str(out)) == expected(data, bundles["trees"])
 
 
+@pytest.mark.slow
 def test_what_is_recorded_of_a_period_s_scores_is_of_that_period(bundles: dict[str, str], tmp_path: Path) -> None:
     data, out = write_data(str(tmp_path / "data")), str(tmp_path / "out")
     run(config(data, bundles["trees"]), out)

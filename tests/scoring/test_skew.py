@@ -89,6 +89,7 @@ def test_nothing_is_said_of_a_clean_week(home: Path, tmp_path: Path, said: Any, 
     assert said() == []
 
 
+@pytest.mark.slow
 def test_week_13_has_its_prices_in_cents(home: Path, tmp_path: Path, said: Any) -> None:
     rows = week(13)
     predict(home, rows, tmp_path / "out")
@@ -101,6 +102,7 @@ def test_week_13_has_its_prices_in_cents(home: Path, tmp_path: Path, said: Any) 
     assert not (tmp_path / "refused").exists()
 
 
+@pytest.mark.slow
 def test_a_column_without_values_and_a_new_category_are_named(home: Path, tmp_path: Path, said: Any) -> None:
     rows = week(8)
     rows["text_match"] = np.nan
@@ -126,6 +128,7 @@ def test_a_column_without_values_is_named_where_missing_ones_are_filled(home: Pa
     assert " as where it is missing, in 100% of the documents" in line
 
 
+@pytest.mark.slow
 def test_only_the_kinds_that_are_named_are_refused(home: Path, tmp_path: Path, said: Any) -> None:
     rows = week(8)
     rows["text_match"] = np.nan
@@ -136,6 +139,7 @@ def test_only_the_kinds_that_are_named_are_refused(home: Path, tmp_path: Path, s
         predict(home, rows, tmp_path / "none", refuse=["missing"])
 
 
+@pytest.mark.slow
 def test_the_lines_of_a_week_are_ten_and_a_count(home: Path, tmp_path: Path, said: Any) -> None:
     rows = week(8)
     everything = [*SOURCE["columns"]["features"], *SOURCE["columns"]["categorical"]]
@@ -161,6 +165,7 @@ def test_few_lists_are_said_to_be_few(home: Path, tmp_path: Path, said: Any) -> 
     assert said() == ["predict: 2026-W08: 3 lists are too few to compare with training"]
 
 
+@pytest.mark.slow
 def test_periods_that_are_ranked_already_are_not_named_again(home: Path, tmp_path: Path, said: Any) -> None:
     predict(home, week(13), tmp_path / "out")
     predict(home, week(13), tmp_path / "out", refuse=True)
@@ -203,6 +208,7 @@ def test_a_few_labels_do_not_shrink_the_reference(home: Path) -> None:
     assert few.lists > 40
 
 
+@pytest.mark.slow
 def test_nothing_is_said_of_later_lists_of_a_news_log(shared_data: Path, tmp_path: Path) -> None:
     (path,) = (shared_data / "news" / "sample").rglob("*.parquet")
     columns = {"query": "impression_id", "item": "article_id", "label": "clicked", "period_column": "part"}
@@ -289,6 +295,7 @@ def test_the_reference_is_what_a_slow_count_says(reference: Reference) -> None:
     assert Reference.model_validate_json(reference.model_dump_json()) == reference
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lists", [1, 5, 40, 1000])
 def test_chance_is_not_named(reference: Reference, lists: int) -> None:
     small = Reference.from_groups(groups(*some(30, 7)), FEATURES)

@@ -460,6 +460,7 @@ def city_log(folder: Path, cities: list[str]) -> str:
     return str(folder / "data")
 
 
+@pytest.mark.slow
 def test_a_category_that_the_data_lack_has_no_text_and_a_whole_number_has_its_own(tmp_path: Path) -> None:
     """As it was: paris was named by its hash, 2319768."""
     trained = city_log(tmp_path / "trained", ["paris", "7", "berlin", "rome"])

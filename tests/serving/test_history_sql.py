@@ -51,6 +51,7 @@ def by_sql(home: Path) -> pd.DataFrame:
         return connection.sql(f"SELECT * FROM ({statement}) ORDER BY query, item").df()
 
 
+@pytest.mark.slow
 def test_the_statement_gives_the_features_of_training_and_the_scores(made: Path) -> None:
     rows, data = by_sql(made), str(made / "data")
     names = [feature.name for feature in open_dataset(data).manifest.features]

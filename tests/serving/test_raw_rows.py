@@ -281,6 +281,7 @@ PARQUET: dict[str, tuple[pa.DataType, list[Any]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("formats", [["iso"], ["%Y", "iso"]])
 def test_rows_of_parquet(formats: list[str], tmp_path: Path) -> None:
     usual = {name: values[0] for name, (_, values) in PARQUET.items()}
@@ -301,6 +302,7 @@ def test_rows_of_parquet(formats: list[str], tmp_path: Path) -> None:
     assert check(read, data, tmp_path, [row["q"] for row in rows]) > 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows_kept", ["matched", "all"])
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 def test_joined_tables(form: str, rows_kept: str, tmp_path: Path) -> None:
@@ -343,6 +345,7 @@ VECTORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["double", "float", "fixed", "json", "csv"])
 def test_vectors_and_how_alike_two_are(form: str, tmp_path: Path) -> None:
     rows = _vector_rows(nan=form != "json")
@@ -506,6 +509,7 @@ NESTED = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "jsonl", "parquet"])
 def test_any_value_of_json_gives_features_or_the_reason_why_not(form: str, tmp_path: Path) -> None:
     usual = {**USUAL, "price": 12.5, "size": 3, "stock": True, "emb": [0.5, 1.0], "item": "a"}

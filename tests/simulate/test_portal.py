@@ -59,6 +59,7 @@ def test_hours_share_all_lists_and_evenings_have_most(lists: int) -> None:
         assert per_hour.sum(0).argmax() in (17, 18)
 
 
+@pytest.mark.slow
 def test_prepare_keeps_and_rejects_what_the_log_says(log: Path, tmp_path: Path) -> None:
     config = PrepareConfig(inputs=f"{log}/*/*/*.parquet", source={"kind": "items", "columns": COLUMNS}, max_rejected=1)
     manifest = prepare(config, str(tmp_path / "data")).manifest
@@ -72,6 +73,7 @@ def test_prepare_keeps_and_rejects_what_the_log_says(log: Path, tmp_path: Path) 
     assert manifest.periods == ["2026-01-05", "2026-01-06"]
 
 
+@pytest.mark.slow
 def test_a_log_that_was_interrupted_goes_on_with_the_missing_hours(log: Path, tmp_path: Path) -> None:
     whole = written(SMALL, tmp_path / "log")
     assert whole == {name: (log / name).read_bytes() for name in whole}
@@ -108,6 +110,7 @@ def test_lists_have_4_to_20_articles_of_two_decimals() -> None:
     assert np.nanmax(np.abs(np.round(values * 100) - values * 100) / (1 + np.abs(values))) < 1e-3
 
 
+@pytest.mark.slow
 def test_clicks_can_be_learnt_and_not_by_a_line() -> None:
     config = PortalLogConfig(days=2, lists=8000, broken=0, labelled=1)
     train, test = ([_hour_of(config, 24 * day + h)[0] for h in range(24)] for day in (0, 1))

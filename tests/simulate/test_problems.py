@@ -24,6 +24,7 @@ def test_the_settings_the_seed_and_the_number_decide() -> None:
         assert one.features_BNF.shape != other.features_BNF.shape or not one.features_BNF.equal(other.features_BNF)
 
 
+@pytest.mark.slow
 def test_lists_are_as_many_and_as_long_as_the_settings_say() -> None:
     seen = set()
     for number in range(60):
@@ -39,6 +40,7 @@ def test_lists_are_as_many_and_as_long_as_the_settings_say() -> None:
     assert len(seen) > 30
 
 
+@pytest.mark.slow
 def test_values_are_finite_and_labels_are_grades_of_a_few_documents() -> None:
     shares, highest = [], set()
     for number in range(60):
@@ -53,6 +55,7 @@ def test_values_are_finite_and_labels_are_grades_of_a_few_documents() -> None:
     assert max(shares) < 0.8
 
 
+@pytest.mark.slow
 def test_each_problem_has_a_law_of_its_own_which_a_linear_fit_of_its_examples_partly_finds() -> None:
     own: list[float] = []
     foreign: list[float] = []

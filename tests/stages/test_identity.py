@@ -225,6 +225,7 @@ def test_evaluating_in_other_batches_changes_nothing(world: Values, tmp_path: Pa
     assert job(seed=1).run()
 
 
+@pytest.mark.slow
 def test_moved_inputs_are_the_same_and_exchanged_ones_are_not(world: Values, tmp_path: Path) -> None:
     splits = {name: {"data": world.texts["data"][0], "periods": name} for name in ("2026-W01", "2026-W02")}
     splits = dict(zip(("train", "validation"), splits.values(), strict=True))

@@ -92,6 +92,7 @@ def evaluation(out: Path, trees: str, where: dict[str, Any]) -> EvaluateJob:
     return validate(EvaluateJob, {"out": str(out), "evaluate": evaluate}, "test")
 
 
+@pytest.mark.slow
 def test_a_bundle_is_not_tested_on_what_it_was_made_from(
     synthetic_dataset: str, trees: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_bundle_is_not_tested_on_what_its_parts_were_made_from(synthetic_datas
             evaluation(tmp_path / "report", str(tmp_path / name), sound).run()
 
 
+@pytest.mark.slow
 def test_a_bundle_outlives_the_data_it_was_made_from(trees: str, tmp_path: Path, synthetic_dataset: str) -> None:
     with storage.Commit(str(tmp_path / "moved")) as commit:
         origin = storage.read_manifest(trees)
@@ -139,6 +141,7 @@ def test_a_bundle_outlives_the_data_it_was_made_from(trees: str, tmp_path: Path,
     evaluation(tmp_path / "report", str(tmp_path / "moved"), sound).run()
 
 
+@pytest.mark.slow
 def test_an_evaluation_reads_what_it_began_with(
     synthetic_dataset: str, trees: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -86,6 +86,7 @@ def test_mlflow_has_settings_metrics_by_step_and_files(store: str, tmp_path: Pat
     assert {path.name for path in (folder / "run").iterdir()} >= {"log.txt", "metrics.jsonl", "environment.json"}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_artifact_store_that_fails_is_an_outage_in_one_line(store: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()

@@ -31,6 +31,7 @@ def run(config: PretrainConfig, data: str, out: Path) -> list[dict[str, Any]]:
     return [record for record in records if "epoch" in record]
 
 
+@pytest.mark.slow
 def test_preparation_and_pretraining_name_what_identifies_a_document(
     data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_solved_contrast_between_subsets_is_warned_of_too(
     assert warnings() == []
 
 
+@pytest.mark.slow
 def test_only_the_mask_that_acts_changes_the_weights(data: str, tmp_path: Path) -> None:
     masks: dict[str, dict[str, Any]] = {
         "none": {"identifying": 0},

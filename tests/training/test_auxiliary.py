@@ -150,6 +150,7 @@ def test_running_statistics_are_those_of_the_labelled_documents(synthetic_datase
     assert any(name.endswith("running_mean") for name, _ in plain.model.named_buffers())
 
 
+@pytest.mark.slow
 def test_the_unlabelled_groups_are_read_epoch_after_epoch_in_every_nth_step(synthetic_dataset: str) -> None:
     trainer = make(synthetic_dataset, {"every": 3})
     auxiliary = trainer.auxiliary

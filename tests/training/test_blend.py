@@ -56,6 +56,7 @@ def slow_search(scores_MN: Tensor, judge: Callable[[Tensor], Doubles], groups: I
     return np.bincount(taken, minlength=len(scores_MN)) / len(taken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rounds", [1, 4, 25])
 def test_half_of_a_weight_is_equal_and_half_of_greedy_searches_on_resamples(
     rounds: int, monkeypatch: pytest.MonkeyPatch
@@ -92,10 +93,12 @@ def test_groups_that_do_not_define_the_metric_choose_nothing() -> None:
         choose(scores_MN, lambda scores_N: judge(scores_N)[:0], BlendConfig())
 
 
+@pytest.mark.slow
 def test_a_member_of_noise_costs_less_than_with_equal_weights() -> None:
     assert on_other_groups([1.0, 1.0, 1.0, 9.0]) > 0.01
 
 
+@pytest.mark.slow
 def test_members_that_are_alike_lose_little_by_a_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     """What one of them gains on the groups that choose is luck, and the mean of all is best on others."""
     gain = on_other_groups([1.5] * 8)
@@ -169,6 +172,7 @@ def test_a_group_that_does_not_define_the_metric_has_no_say(write_dataset: Calla
     assert made.metrics["validation_mrr"] == 1.0
 
 
+@pytest.mark.slow
 def test_groups_that_a_member_has_learnt_choose_no_weights(synthetic_dataset: str, tmp_path: Path) -> None:
     def splits(validation: str, train: str = "2026-W01..2026-W02") -> Splits:
         periods = {"train": train, "validation": validation}

@@ -111,6 +111,7 @@ def differentiated(net: Pretrainer, groups: QueryGroups) -> list[Tensor]:
     return [loss.detach(), torch.as_tensor(count, dtype=torch.float64), *gradients, moments(norms), watched]
 
 
+@pytest.mark.slow
 @every_network
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_padding_changes_neither_loss_nor_gradient_nor_statistics(method: Objective, network: str) -> None:
@@ -231,6 +232,7 @@ class Asked(counting):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+@pytest.mark.slow
 @every_network
 @pytest.mark.parametrize(
     ("method", "augmentation"),

@@ -338,6 +338,7 @@ def test_checkpoints_on_s3(synthetic_dataset: str, s3: str) -> None:
         assert torch.equal(snapshot.tensors["weights"][name], value), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every_s", [20.0, 600.0])
 def test_the_first_checkpoint_comes_early(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float

@@ -153,6 +153,7 @@ def test_a_refit_reads_the_validation_groups_too(splits: Splits, tmp_path: Path)
     assert seen[1] & numbers
 
 
+@pytest.mark.slow
 def test_it_is_blended_and_onnx_refuses_it(made: str, splits: Splits, tmp_path: Path) -> None:
     out = str(tmp_path / "blend")
     assert BlendJob(out=out, splits=splits, bundles={"a": made, "b": made}, blend=BlendConfig(weights="equal")).run()

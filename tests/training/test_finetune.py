@@ -74,6 +74,7 @@ def clicks(synthetic_dataset: str, tmp_path_factory: pytest.TempPathFactory) -> 
     return with_clicks(synthetic_dataset, str(tmp_path_factory.mktemp("clicks") / "data"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 3])
 def test_probing_leaves_the_encoder_bit_for_bit(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, layers: int
@@ -100,6 +101,7 @@ def test_probing_needs_something_pretrained(synthetic_dataset: str, tmp_path: Pa
     assert not (tmp_path / "probe").exists()
 
 
+@pytest.mark.slow
 def test_layers_of_the_projector_are_taken_over(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
     run(synthetic_dataset, tmp_path / "one", pretrained, projector_layers=1, epochs=0)
     made, weights = ranker(tmp_path / "one"), bundle.load(pretrained).weights()
@@ -129,6 +131,7 @@ def test_a_ranker_goes_on_from_another_with_its_head_and_context(
         assert torch.allclose(ranker(out)(groups), ranker(first)(groups), atol=1e-5) is keep
 
 
+@pytest.mark.slow
 def test_a_ranker_to_go_on_from_is_kept_where_training_makes_it_worse(synthetic_dataset: str, tmp_path: Path) -> None:
     run(synthetic_dataset, tmp_path / "first", epochs=4)
     wild = {"learning_rate": 1e3}
@@ -190,6 +193,7 @@ def turned(url: str) -> list[Feature]:
     return [Feature(name="more"), *reversed(open_dataset(url).manifest.features)]
 
 
+@pytest.mark.slow
 def test_a_pretrained_encoder_reads_its_features_by_name(
     synthetic_dataset: str, pretrained: str, reorder: Any, tmp_path: Path
 ) -> None:
@@ -312,6 +316,7 @@ def test_debiasing_without_its_column_is_an_error(
         run(synthetic_dataset, tmp_path / "out", loss={"kind": "softmax"}, debias={"kind": debias})
 
 
+@pytest.mark.slow
 def test_weights_do_not_depend_on_what_is_kept_in_memory(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +337,7 @@ def test_weights_do_not_depend_on_what_is_kept_in_memory(
     assert counts["anew"] == counts["kept"] + 3 * (2 + 1)  # three epochs over two weeks and the week of validation
 
 
+@pytest.mark.slow
 def test_a_best_epoch_that_is_the_last_one_is_a_warning(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -346,6 +352,7 @@ def test_a_best_epoch_that_is_the_last_one_is_a_warning(
         assert warnings == ([expected] if last else [])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 3, 5])
 def test_it_ends_after_the_epoch_at_which_its_minutes_are_up_with_the_best_by_then(
     synthetic_dataset: str, pretrained: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
@@ -422,6 +429,7 @@ def test_the_head_has_its_own_rate_in_its_phase(synthetic_dataset: str, pretrain
     assert all(torch.equal(value, other[key]) for key, value in one.items())
 
 
+@pytest.mark.slow
 def test_the_mean_of_several_heads_ranks(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
     records = run(synthetic_dataset, tmp_path / "out", pretrained, heads=3)
     made = bundle.load(str(tmp_path / "out")).ranker()

@@ -72,12 +72,14 @@ def test_the_score_is_the_stated_sum_of_the_heads(shop: str, tmp_path: Path) -> 
     assert not torch.allclose(heads_NG[:, 0], heads_NG[:, 1])
 
 
+@pytest.mark.slow
 def test_the_order_of_the_goals_changes_nothing(shop: str, tmp_path: Path) -> None:
     other = {"weights": dict(reversed(BOTH["weights"].items()))}
     one, two = (trained(shop, tmp_path / name, goals=goals) for name, goals in (("a", BOTH), ("b", other)))
     assert one.contents["weights.safetensors"] == two.contents["weights.safetensors"]
 
 
+@pytest.mark.slow
 def test_one_goal_is_a_training_on_its_labels(shop: str, tmp_path: Path) -> None:
     """A single head of weight 1 has the weights of a network that learns this label alone, bit for bit."""
     one = trained(shop, tmp_path / "one", goals={"weights": {"order": 1.0}})
@@ -90,6 +92,7 @@ def test_one_goal_is_a_training_on_its_labels(shop: str, tmp_path: Path) -> None
     assert "goals" not in json.loads((tmp_path / "plain" / "config.json").read_text())["part"]
 
 
+@pytest.mark.slow
 def test_members_and_several_networks_have_heads_too(shop: str, tmp_path: Path) -> None:
     tabm = {"encoder": {"kind": "tabm", "hidden": [8], "members": 3}}
     made = trained(shop, tmp_path / "tabm", goals=BOTH, network=tabm)
@@ -132,6 +135,7 @@ def test_epochs_that_keep_all_goals_are_better_than_others(kept: list[float], ra
     assert constraints.judged({"click": 0.9, "order": other}) == other
 
 
+@pytest.mark.slow
 def test_a_kept_goal_gains_weight_until_it_is_kept(shop: str, tmp_path: Path) -> None:
     """The model in service ranks by clicks, so a network for orders must weigh clicks more than it would freely."""
     production = trained(shop, tmp_path / "production", epochs=10)
@@ -145,6 +149,7 @@ def test_a_kept_goal_gains_weight_until_it_is_kept(shop: str, tmp_path: Path) ->
     assert {goals["order"] for goals in found.values()} == {1.0}
 
 
+@pytest.mark.slow
 def test_a_constraint_resumes_where_it_was(shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A training that is stopped after an epoch and resumed finds the same weights and multipliers."""
     production = trained(shop, tmp_path / "production", epochs=2)
@@ -177,6 +182,7 @@ def test_what_is_in_service_must_find_its_features(shop: str, tmp_path: Path) ->
         trained(shop, tmp_path / "model", goals=goals)
 
 
+@pytest.mark.slow
 def test_a_kept_head_keeps_the_multipliers_that_were_found(shop: str, tmp_path: Path) -> None:
     start = trained(shop, tmp_path / "start", goals=BOTH)
     again = {"goals": {"maximise": "order", "keep": {"click": 0.0}}, "keep_head": True}

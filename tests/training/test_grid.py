@@ -67,6 +67,7 @@ def check_trains(model: torch.nn.Module, loss: torch.Tensor, count: float) -> No
     assert any(gradient.any() for gradient in gradients)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", kinds(FeatureEncoderConfig))
 @pytest.mark.parametrize("method", kinds(FeatureMethodConfig))
 def test_objective_and_encoder(method: str, encoder: str) -> None:
@@ -82,6 +83,7 @@ def test_objective_and_encoder(method: str, encoder: str) -> None:
 ENCODERS, CONTEXTS = kinds(FeatureEncoderConfig), [None, *kinds(ContextConfig)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [3, nightly(1)])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("encoder", ENCODERS)

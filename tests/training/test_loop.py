@@ -117,6 +117,7 @@ def uneven_worker(rank: int, folder: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_a_worker_whose_streams_have_run_out_sums_the_buckets_of_a_large_network_too(tmp_path: Path) -> None:
     multiprocessing.set_forkserver_preload(["ltrscale.training.pretrain", "pytest"])
     mp.start_processes(uneven_worker, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
@@ -145,6 +146,7 @@ def test_a_step_waits_for_the_device_once_with_many_micro_batches_as_with_one() 
     assert counts[0].total() == 1
 
 
+@pytest.mark.slow
 def test_every_micro_batch_has_randomness_of_its_own(synthetic_dataset: str) -> None:
     def draws(trainer: Trainer) -> list[tuple[float, float]]:
         drawn: list[tuple[float, float]] = []

@@ -97,6 +97,7 @@ def test_those_that_have_nothing_left_to_read_leave_the_positions_of_others_alon
     torch.testing.assert_close(models[-1][0].weights_F.detach(), alone, rtol=1e-12, atol=0)
 
 
+@pytest.mark.slow
 def test_their_streams_are_dealt_evenly_and_each_to_one() -> None:
     documents = [row_group.documents for row_group in on_paper().row_groups]
     dealt = plan.canonical_streams(documents, seed=0, epoch=0, key="", streams=WORLD)
@@ -134,6 +135,7 @@ def test_a_beat_of_a_worker_that_is_gone_does_not_count_for_its_successor() -> N
     assert mailbox.standing().starts == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world", [2, WORLD])
 def test_a_beat_under_torchrun_makes_two_requests(world: int) -> None:
     assert requests_of_a_beat(world) == 2

@@ -74,6 +74,7 @@ def test_an_outline_draws_no_random_number() -> None:
     assert torch.equal(made.weight, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [finetune, pretrained])
 def test_what_the_longest_list_takes_is_said_and_changes_no_weight(
     train: Any,
@@ -95,6 +96,7 @@ def test_what_the_longest_list_takes_is_said_and_changes_no_weight(
     assert weights.keys() == others.keys()
 
 
+@pytest.mark.slow
 def test_a_list_of_texts_is_foreseen_too(
     texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,6 +159,7 @@ CASES: dict[str, tuple[dict[str, Any], bool, bool]] = {
 """Settings, and whether memory and work grow with the square of a list's length."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [nightly(n) if n == "attention" else n for n in CASES])
 def test_lists_of_some_hundred_documents_tell_what_a_longer_one_takes(name: str, synthetic_dataset: str) -> None:
     settings, of_memory, of_work = CASES[name]

@@ -171,6 +171,7 @@ def test_an_objective_has_a_loss_for_each_document_that_its_views_decide(cls: ty
     assert cls().projector_layers == (model.projector.config.layers if model.projector else 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", members(FeatureMethodConfig), ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type[Objective]) -> None:
     def trace(config: Objective) -> Tensor:

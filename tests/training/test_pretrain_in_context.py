@@ -70,6 +70,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [4, 12])
 def test_stopped_and_resumed_gives_the_same_weights(whole: Path, tmp_path: Path, at: int) -> None:
     out = tmp_path / "out"
@@ -120,6 +121,7 @@ def test_killed_it_leaves_no_process_and_resumes_to_the_same_weights(whole: Path
     assert not list_checkpoints(str(out / "checkpoints"))
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_weights(whole: Path, tmp_path: Path) -> None:
     run(tmp_path / "out", seed=1)
     assert not same(tmp_path / "out", whole)
@@ -138,6 +140,7 @@ def test_other_ranges_of_problems_make_another_origin(tmp_path: Path) -> None:
     assert all(identities[0] != other for other in identities[1:])
 
 
+@pytest.mark.slow
 def test_it_learns_and_keeps_the_best_average(tmp_path: Path) -> None:
     def figures(name: str, rate: float, number: int) -> tuple[list[float], list[float], list[int]]:
         optimizer = {"kind": "adamw", "learning_rate": rate}
@@ -160,6 +163,7 @@ def test_it_learns_and_keeps_the_best_average(tmp_path: Path) -> None:
     assert same(tmp_path / "out", last) == (manifest["step"] == 80)
 
 
+@pytest.mark.slow
 def test_minutes_end_it_early_with_a_validated_network(tmp_path: Path) -> None:
     records = run(tmp_path / "out", steps=1_000_000, minutes=0.02, validate_every=1000)
     assert 0 < records[-1]["step"] < 1_000_000
@@ -213,6 +217,7 @@ def test_weights_that_are_none_are_refused(tmp_path: Path) -> None:
     assert pretrained_network().sizes == InContextNetwork(InContextSizes()).sizes
 
 
+@pytest.mark.slow
 def test_a_step_waits_twice_for_the_device_and_learns_as_on_a_cpu() -> None:
     config = InContextPretrainConfig.model_validate({**SMALL, "optimizer": {"kind": "adamw", "clip_norm": 1.0}})
 

@@ -149,6 +149,7 @@ def categorical_lists() -> tuple[QueryGroups, FeatureTransform]:
     return QueryGroups(x_NF, groups.offsets_Q1, ids_Q=groups.ids_Q), transform
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("augmentation", [SwapInGroupConfig(), MarginalConfig()])
 def test_the_table_stays_off_the_device_and_a_step_waits_once(
     augmentation: SwapInGroupConfig | MarginalConfig,

@@ -206,6 +206,7 @@ def test_negatives_join_the_lists_in_training_alone(debias: dict[str, object] | 
     assert not torch.isclose(loss, plain(groups, torch.Generator().manual_seed(7))[0])
 
 
+@pytest.mark.slow
 def test_data_without_text_or_with_another_vocabulary_are_refused(
     texts: str, synthetic_dataset: str, tmp_path: Path
 ) -> None:

@@ -103,6 +103,7 @@ def written(job: GBDTJob, caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text.split("writing ")[1] for record in caplog.records if "writing " in (text := record.getMessage())]
 
 
+@pytest.mark.slow
 def test_an_interrupted_job_goes_on_and_no_candidate_is_trained_twice(
     splits: Splits, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

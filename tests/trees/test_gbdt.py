@@ -87,6 +87,7 @@ def test_students_of_the_paper_have_two_thousand_trees() -> None:
             student(kind, objective="rank_xendcg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_student_of_a_linear_teacher_ranks_as_it_does(kind: str, splits: Splits, tmp_path: Path) -> None:
     config = student(kind, num_trees=150, num_threads=1).trees
@@ -220,6 +221,7 @@ def score(bundle: Bundle, url: str, split: str) -> float:
     return mean_ndcg(bundle.scorer()(groups), groups)
 
 
+@pytest.mark.slow
 @every_library
 def test_learns_and_reports_our_metric(write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig) -> None:
     url = write_dataset(three(np.random.default_rng(0), grades), NUMERIC)
@@ -283,6 +285,7 @@ def test_validation_groups_without_a_relevant_document_do_not_count(
     assert alone.content == made.content
 
 
+@pytest.mark.slow
 @every_library
 def test_without_groups_that_have_no_relevant_document_trees_are_those_of_a_log_that_lacks_them(
     write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig
@@ -394,6 +397,7 @@ def test_ten_grades_get_their_gains(write_dataset: WriteDataset, tmp_path: Path)
     assert score(bundle, url, "test") > 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "one_split",
     [
@@ -473,6 +477,7 @@ def test_the_validation_split_may_have_its_features_in_another_order(
     assert models[0].contents == models[1].contents
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [SMALL.replace(num_leaves=4), XGBOOST.replace(max_leaves=4, min_child_weight=1.0)],
@@ -557,6 +562,7 @@ def test_bad_data_is_named(write_dataset: WriteDataset, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @every_library
 def test_a_long_group_trains_the_libraries_without_a_limit(
     write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig

@@ -32,6 +32,7 @@ def scores(shop: str, out: Path, labels: Any, config: Any = TREES) -> torch.Tens
     return load(str(out)).scorer()(groups)
 
 
+@pytest.mark.slow
 def test_numbered_labels_have_the_gains_of_the_sum(shop: str, tmp_path: Path) -> None:
     """Whole labels give the trees that they give as they are; so do gains that differ by a factor."""
     goals = {"click": 1.0, "order": 2.0}  # labels 0, 1 and 3

@@ -75,6 +75,7 @@ def check_scores_raw_features(bundle: Bundle, splits: Splits) -> None:
     assert value > 0.85
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", LIBRARIES, ids=lambda config: config.kind)
 def test_trees_are_those_of_standardised_data(both: tuple[Splits, Splits], tmp_path: Path, config: GBDTConfig) -> None:
     raw, ready = both

@@ -100,6 +100,7 @@ def out_of_fold(config: StackConfig, name: str, member: StackMember, train: Spli
     return stacking._out_of_fold(name, member, select(train, labelled=True), stacking._folds_of(config, train))
 
 
+@pytest.mark.slow
 def test_every_training_group_is_scored_once_by_a_member_that_was_not_trained_on_it(
     splits: Splits, member: StackMember
 ) -> None:

@@ -91,6 +91,7 @@ BY_SETS = {"max_cat_to_onehot": 1, "min_data_per_group": 20}
 """Splits the three codes of the category as LightGBM splits many codes."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("without", "option"),
     [
@@ -212,6 +213,7 @@ def test_the_softmax_objective_is_the_derivative_of_the_cross_entropy(temperatur
     np.testing.assert_allclose(hessian_N, diagonal_N.numpy(), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_softmax_student_comes_close_to_its_target(splits: Splits, tmp_path: Path) -> None:
     config = CONFIG.replace(objective="softmax", num_trees=200, lambda_l2=0.0)
     bundle = train(splits, tmp_path / "out", config)

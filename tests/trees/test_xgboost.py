@@ -110,6 +110,7 @@ def test_streamed_trees_are_those_of_the_whole_matrix(splits: Read, objective: s
     np.testing.assert_allclose(scores_of(model_of(config, splits), splits), expected_N, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "theirs"),
     [
@@ -146,6 +147,7 @@ def test_unbiased_trees_see_each_group_in_the_order_of_its_positions(splits: Rea
     assert not np.allclose(found_N, direct_scores(in_file_order, clicked), atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", [{}, {"objective": "reg:squarederror"}, {"subsample": 0.5}], ids=str)
 def test_trees_from_external_memory_are_those_from_memory(
     splits: Read, option: Mapping[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -109,6 +109,7 @@ def test_nothing_is_tried_twice_and_all_of_a_small_space_is(kind: str, tmp_path:
     assert sorted(tried) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 @hypothesis.given(
     spans=st.lists(st.floats(0.1, 30), min_size=32, max_size=32),
     minutes=st.floats(0.02, 6),
@@ -190,6 +191,7 @@ SPACES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=15)
 @hypothesis.given(spaces=st.lists(SPACES, min_size=2, max_size=3), kind=st.sampled_from(["tpe", "random"]))
 def test_a_search_whose_space_changes_repeats_no_trial_that_lies_there(spaces: list[Any], kind: str) -> None:

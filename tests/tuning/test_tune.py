@@ -248,6 +248,7 @@ def test_a_record_without_the_metric_is_no_step(kind: str, record: dict[str, Any
     assert job.step_of({**record, job.metric: 0.5}) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [4, 6])
 def test_a_trial_that_resumes_has_the_curve_of_one_that_was_never_cut(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int

@@ -50,6 +50,7 @@ def test_a_number_of_labelled_groups_is_exact_and_equals_its_share(made: Any, co
     assert kept(split) == kept(share)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sample", ["random", "first"])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_groups_join_until_so_many_have_a_relevant_document(made: Any, sample: str, seed: int) -> None:
@@ -66,6 +67,7 @@ def test_groups_join_until_so_many_have_a_relevant_document(made: Any, sample: s
         before = now
 
 
+@pytest.mark.slow
 def test_groups_without_a_relevant_document_come_along_in_their_share(made: Any) -> None:
     relevant = has_relevant(made)
     sizes = [len(kept(Split(data=(made.url,), relevant_groups=9, labelled_seed=seed))) for seed in range(300)]

@@ -68,6 +68,7 @@ def check(url: str, expected: list[DataFile], additions: int) -> Dataset:
     return dataset
 
 
+@pytest.mark.slow
 def test_whatever_is_added_is_listed_once(tmp_path: Path) -> None:
     url, expected = str(tmp_path / "data"), list[DataFile]()
     rng = np.random.default_rng(0)
@@ -90,6 +91,7 @@ def test_a_data_set_with_parts_is_withdrawn_whole(tmp_path: Path) -> None:
     assert not Path(url).exists()
 
 
+@pytest.mark.slow
 def test_an_addition_writes_in_proportion_to_itself(tmp_path: Path) -> None:
     url, written = str(tmp_path / "data"), list[int]()
     for number in range(64):
@@ -198,6 +200,7 @@ def test_a_file_that_a_part_and_the_manifest_list_is_refused(tmp_path: Path) -> 
         open_dataset(url)
 
 
+@pytest.mark.slow
 def test_a_reader_beside_additions_sees_one_of_their_states(tmp_path: Path) -> None:
     url, sizes, over = str(tmp_path / "data"), list[int](), threading.Event()
     add(url, 0, files=1)

@@ -101,6 +101,7 @@ def test_labelled_fractions_are_nested_and_differ_by_seed(weeks: Any) -> None:
     assert kept(0.3, 0) != kept(0.3, 1)
 
 
+@pytest.mark.slow
 def test_the_labelled_sample_is_uniform_over_groups(weeks: Any) -> None:
     hits = np.zeros(len(weeks.labelled))
     for seed in range(400):

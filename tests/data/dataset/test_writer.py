@@ -177,6 +177,7 @@ def test_row_groups_are_few_but_at_least_64_and_depend_only_on_the_rows(
     assert files_without_writer(two) == files_without_writer(files)
 
 
+@pytest.mark.slow
 def test_many_small_periods_do_not_make_many_small_row_groups(tmp_path: Path) -> None:
     lengths, periods = [20] * (100 * 50), [f"p{i // 50:02}" for i in range(100 * 50)]
     for units in ([], list(range(50, 100 * 50, 50))):  # 3.6 MB in one unit, and a unit for each period
@@ -186,6 +187,7 @@ def test_many_small_periods_do_not_make_many_small_row_groups(tmp_path: Path) ->
         assert len({file.period for file in files}) == 100
 
 
+@pytest.mark.slow
 def test_row_groups_of_full_size_are_the_same_bytes_however_rows_arrive(tmp_path: Path) -> None:
     n = 12 << 20
     lengths = [50] * (n // (50 * DOCUMENT_BYTES))  # pages of a megabyte end within a row group
@@ -198,6 +200,7 @@ def test_row_groups_of_full_size_are_the_same_bytes_however_rows_arrive(tmp_path
     ) == files_without_writer(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n_groups", "length"), [(1, 5), (63, 2), (64, 2), (1000, 3), (30, 5000), (5000, 30)])
 def test_a_period_has_64_row_groups_or_one_for_each_query_group(tmp_path: Path, n_groups: int, length: int) -> None:
     files = write(tmp_path / "out", [("p", to_table(groups_of([length] * n_groups), 0))])
@@ -228,6 +231,7 @@ def test_row_groups_grow_to_the_size_asked_for_and_files_end_there(tmp_path: Pat
     assert [file.path.split("/")[1][:16] for file in files] == [f"part-00000-{i:05}" for i in range(len(files))]
 
 
+@pytest.mark.slow
 def test_the_cut_into_tables_does_not_matter(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 400, 2000).tolist()  # about 14 MB

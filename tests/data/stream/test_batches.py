@@ -85,6 +85,7 @@ def check_content(groups: QueryGroups, made: Any, *, labelled: bool) -> None:
     assert (groups.labels_N is not None) == labelled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labelled", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(
@@ -151,6 +152,7 @@ def test_groups_are_shuffled_within_windows_and_row_groups_between_them(made: An
     assert max(map(len, windows)) > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("streams", "world_before", "world_after"), [(1, 1, 1), (4, 1, 2), (5, 3, 2), (3, 3, 1)])
 @pytest.mark.parametrize("labelled", [False, True])
 def test_resuming_at_any_step_equals_the_uninterrupted_run(
@@ -442,6 +444,7 @@ def test_batches_counted_in_groups_take_what_fits_of_both_budgets(
         assert len(steps) == len(served)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [

@@ -83,6 +83,7 @@ def assert_equal(found: QueryGroups | None, expected: QueryGroups | None) -> Non
 DAMAGES = ("cut", "emptied", "flipped", "zeroed", "removed", "none", "left over")
 
 
+@pytest.mark.slow
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.sampled_from(DAMAGES), min_size=7, max_size=7), st.data())
 def test_damaged_and_missing_files_are_read_again(

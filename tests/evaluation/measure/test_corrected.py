@@ -142,6 +142,7 @@ def test_groups_of_data_without_positions_add_nothing_but_their_count() -> None:
     assert found.counts.effective == 0
 
 
+@pytest.mark.slow
 def test_over_many_draws_of_clicks_it_is_right_on_average_where_the_raw_figure_is_not() -> None:
     """Relevance is known, so is the share that a ranking has of it; users examine place p with p^-.7."""
     rng, q, length, draws = np.random.default_rng(3), 60, 10, 400

@@ -348,6 +348,7 @@ def report(config: EvaluateConfig, tmp_path_factory: pytest.TempPathFactory) -> 
     return out
 
 
+@pytest.mark.slow
 def test_the_curve_counts_periods_from_the_end_of_training(report: Path, measured: ByPeriod) -> None:
     evaluation = Evaluation.read(str(report))
     (method,), found = evaluation.methods, evaluation.by_period
@@ -370,6 +371,7 @@ def test_the_curve_counts_periods_from_the_end_of_training(report: Path, measure
     assert (report / "decay.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_drift_that_cannot_be_measured_costs_no_other_figure(
     rows: list[Row], config: EvaluateConfig, report: Path, tmp_path: Path
 ) -> None:

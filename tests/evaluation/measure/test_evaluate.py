@@ -208,6 +208,7 @@ def test_outlier_groups_are_those_with_the_flag(config: EvaluateConfig, evaluate
     )
 
 
+@pytest.mark.slow
 def test_comparison_is_paired_and_against_the_baseline(evaluated: tuple[Evaluation, Path]) -> None:
     evaluation, _ = evaluated
     gbdt, net = evaluation.methods
@@ -222,12 +223,14 @@ def test_comparison_is_paired_and_against_the_baseline(evaluated: tuple[Evaluati
     assert worse.p < 0.01
 
 
+@pytest.mark.slow
 def test_a_method_compared_with_itself_shows_no_difference(config: EvaluateConfig, tmp_path: Path) -> None:
     same = config.replace(models={"gbdt": config.models["gbdt"], "again": config.models["gbdt"]})
     comparison = evaluate(same, str(tmp_path / "out"), made_by={}).methods[1].slices["all"]
     assert {(c.difference, c.low, c.high, c.p, c.p_holm) for c in comparison.comparisons.values()} == {(0, 0, 0, 1, 1)}
 
 
+@pytest.mark.slow
 def test_the_result_does_not_depend_on_batches_and_repeats(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path
 ) -> None:
@@ -238,6 +241,7 @@ def test_the_result_does_not_depend_on_batches_and_repeats(
             assert summary.low == pytest.approx(theirs.slices["all"].summaries[name].low, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_lists_without_a_label_are_not_scored_and_change_no_figure(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -340,6 +344,7 @@ def row_is(row: Mapping[str, Any], method: str, trial: int) -> bool:
     return bool((row["method"], row["trial"]) == (method, trial))
 
 
+@pytest.mark.slow
 def test_seeds_are_no_draws_where_all_labels_are_used(config: EvaluateConfig, splits: Splits, tmp_path: Path) -> None:
     urls = drawn_trees(splits, tmp_path, seeds=range(2), trees=2)
     alone = config.replace(models={"gbdt": urls})
@@ -350,6 +355,7 @@ def test_seeds_are_no_draws_where_all_labels_are_used(config: EvaluateConfig, sp
     assert "They speak of these labels only" in text
 
 
+@pytest.mark.slow
 def test_groups_of_equal_labels_may_be_left_out(
     config: EvaluateConfig, write_dataset: WriteDataset, tmp_path: Path
 ) -> None:
@@ -378,6 +384,7 @@ def test_groups_of_equal_labels_may_be_left_out(
         wholly.replace(leave_out_constant=True, policy="letor4")
 
 
+@pytest.mark.slow
 def test_letor_s_policy_stands_beside_ours(
     config: EvaluateConfig,
     evaluated: tuple[Evaluation, Path],
@@ -423,6 +430,7 @@ def test_without_outliers_and_baseline(config: EvaluateConfig, tmp_path: Path) -
     assert "p (Holm)" not in text
 
 
+@pytest.mark.slow
 def test_features_in_another_order_change_nothing(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], reorder: Any, tmp_path: Path
 ) -> None:
@@ -505,6 +513,7 @@ def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
             evaluate(own.replace(gains=gains), str(tmp_path / "bad"), made_by={})
 
 
+@pytest.mark.slow
 def test_calibration_is_of_pointwise_losses_and_of_clicks_alone(
     config: EvaluateConfig,
     splits: Splits,

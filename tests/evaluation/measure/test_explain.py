@@ -55,6 +55,7 @@ def explained(shop: dict[str, str], out: Path, **settings: Any) -> Explained:
     return Explained.read(str(out))
 
 
+@pytest.mark.slow
 def test_two_items_are_compared_in_raw_values_and_names(shop: dict[str, str], tmp_path: Path) -> None:
     part = next(iter(read_named(select(Split(data=(shop["data"],)), labelled=False))))
     query, items = part.ids["query_id"][0].as_py(), part.ids["doc_ids"][0].as_py()

@@ -258,6 +258,7 @@ def test_judgements_that_change_are_judged_anew(searched: Path, tmp_path: Path) 
     assert "what is not listed" not in (tmp_path / "evaluation" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_query_that_is_there_twice_and_a_sample_are_refused(searched: Path, tmp_path: Path) -> None:
     inputs = []
     for period in ("dev", "test"):

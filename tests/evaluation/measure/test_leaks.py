@@ -135,6 +135,7 @@ def test_a_label_is_looked_at_as_prepare_grades_it(label: list[Any], grades: lis
     assert asked_of(replace(found, label=None), log_of, [url], Dialect()) == {}
 
 
+@pytest.mark.slow
 def test_init_looks_at_whole_lists_of_a_shuffled_log(tmp_path: Path) -> None:
     """The first rows have fragments of lists, in which a random order is near the best one."""
     rng, n_lists, length = np.random.default_rng(0), 25_000, 10
@@ -177,6 +178,7 @@ def opened_with(evaluation: str, gate: str | None = None) -> tuple[list[str], li
     return texts, [block.line for block in blocks if isinstance(block, Command)]
 
 
+@pytest.mark.slow
 def test_the_report_opens_with_the_question_and_asks_for_the_answer_next(shop: Mapping[str, Any]) -> None:
     texts, commands = opened_with(evaluation=str(shop["folder"] / "evaluation"))
     (text,) = asked(texts)
@@ -227,6 +229,7 @@ def test_the_gate_refuses_a_candidate_that_leans_on_a_leak_until_it_is_expected(
     assert check.reason.endswith("; bounds.expected names it")
 
 
+@pytest.mark.slow
 def test_the_gate_lets_a_candidate_pass_that_does_not_read_the_leak(shop: Mapping[str, Any]) -> None:
     job = gate(shop, "honest")
     job.run()

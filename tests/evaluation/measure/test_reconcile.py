@@ -164,6 +164,7 @@ CASES: dict[tuple[str, str, str], tuple[str, Rows]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "case"), CASES.items(), ids=map("-".join, CASES))
 def test_one_rule_explains_a_case_and_its_query_shows_it(
     rule: tuple[str, str, str], case: tuple[str, Rows], tmp_path: Path
@@ -183,6 +184,7 @@ def test_one_rule_explains_a_case_and_its_query_shows_it(
     assert {each.difference for each in found.programs} == {0.0}
 
 
+@pytest.mark.slow
 def test_a_bundle_committed_scores_and_a_table_of_them_agree(write_dataset: WriteDataset, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     groups: Groups = [

@@ -127,6 +127,7 @@ def test_its_figures_are_those_by_hand_in_all_groups_and_slices(
     assert found.test.unshown == missing
 
 
+@pytest.mark.slow
 def test_it_is_a_baseline_like_any_and_the_page_says_that_labels_favour_it(
     evaluated: tuple[Evaluation, str], config: EvaluateConfig, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_it_is_a_baseline_like_any_and_the_page_says_that_labels_favour_it(
     assert "favour it" not in (tmp_path / "out" / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_without_positions_there_is_no_such_row_and_no_such_baseline(
     config: EvaluateConfig, write_dataset: WriteDataset, tmp_path: Path
 ) -> None:
@@ -168,6 +170,7 @@ def test_without_positions_there_is_no_such_row_and_no_such_baseline(
             config.replace(**wrong)
 
 
+@pytest.mark.slow
 def test_lists_of_a_data_set_without_positions_are_in_random_order_beside_one_with_them(
     config: EvaluateConfig, write_dataset: WriteDataset, tmp_path: Path
 ) -> None:

@@ -176,6 +176,7 @@ def test_slices_have_the_groups_and_means_of_a_slow_look(evaluated: tuple[Evalua
             assert summary.mean == (pytest.approx(np.mean(values)) if values else None)
 
 
+@pytest.mark.slow
 def test_p_is_adjusted_over_slices_and_methods(evaluated: tuple[Evaluation, Path]) -> None:
     evaluation, out = evaluated
     others = [method for method in evaluation.methods if method.name != evaluation.baseline]
@@ -252,6 +253,7 @@ def test_tasks_of_ray_give_the_same_bits(
     same_files(tmp_path / "out", evaluated[1])
 
 
+@pytest.mark.slow
 def test_committed_scores_alone_read_no_features(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -480,6 +482,7 @@ def groups_of(data: str) -> list[dict[str, Any]]:
     return [row for path in files for row in pq.read_table(path, columns=["gid", "query_id"]).to_pylist()]
 
 
+@pytest.mark.slow
 def test_numbers_beyond_2_to_the_53_have_bands_and_labels_a_threshold(
     typed: pd.DataFrame, typed_data: dict[str, str], tmp_path: Path
 ) -> None:

@@ -153,6 +153,7 @@ def slow_means(blocks: Blocks, numbers_B: NDArray[np.int64], samples: int, seed:
     return np.array(means)
 
 
+@pytest.mark.slow
 def test_a_slice_has_the_interval_of_its_groups_among_all_that_are_drawn() -> None:
     """A resample has more or fewer of the slice's groups: their number is a sample, too."""
     _, values_QTM = made(13, groups=80)

@@ -124,6 +124,7 @@ def test_intervals_cover_a_known_difference_where_the_draws_dominate(n_draws: in
     assert (0.90 if n_draws == 5 else least) <= covered <= 0.97
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_draws", [5, 10, 20])
 @pytest.mark.parametrize(
     ("groups", "draws", "rest", "most"),
@@ -233,6 +234,7 @@ def test_promises_grow_below_one_degree_of_freedom() -> None:
     assert np.isnan(errors_M[5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_pretrainings", [0.0, 0.0014, 0.003, 0.005])
 @pytest.mark.parametrize("n_pretrainings", [3, 5])
 def test_intervals_cover_a_known_share_of_pretraining(n_pretrainings: int, of_pretrainings: float) -> None:

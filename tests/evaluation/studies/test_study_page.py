@@ -222,6 +222,7 @@ def advised(measured: Path) -> str:
     return "\n\n".join(f"[{name}]\n{sentences}" for name, sentences in said.items()) + "\n"
 
 
+@pytest.mark.slow
 def test_every_case_is_advised_as_it_should(measured: Path) -> None:
     assert advised(measured) == GOLDEN.read_text()
 
@@ -244,6 +245,7 @@ def test_the_figures_of_the_advice_have_the_verdicts_that_the_oracle_gives() -> 
     assert list(signs.values()) == [1, 1, -1, 0, 0, 0, 0, -1, 1, -1]
 
 
+@pytest.mark.slow
 def test_differences_are_from_the_baseline_and_from_each_control(found: Study) -> None:
     text = page(found)
     assert all(f"\n{escape(sentence)}\n" in text for sentence in sentences(found))
@@ -448,6 +450,7 @@ def test_the_cost_of_trees_has_no_documents(measured: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_page_names_differences_whose_draws_look_skewed(measured: Path) -> None:
     """By their number: as many as chance gives are not worth a line."""
     found = study(measured)

@@ -66,6 +66,7 @@ class Machine(_Run):
         return 50_000.0 / self.slowness()
 
 
+@pytest.mark.slow
 @given(st.integers(0, 2**32 - 1), st.sampled_from(LOGS), st.sampled_from([5.0, 60.0]), st.booleans())
 def test_no_finished_model_is_lost_each_method_has_its_try_and_the_budget_holds(
     seed: int, log: tuple[int, int, int], budget: float, refits: bool

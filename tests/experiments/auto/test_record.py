@@ -35,6 +35,7 @@ def killed_after(url: str, lives: list[int]) -> AutoRecord:
     return record_at(url)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=8))
 def test_any_number_of_kills_costs_no_more_than_the_time_between_two_beats_each(lives: list[int]) -> None:

@@ -192,6 +192,7 @@ def test_the_guess_is_the_same_however_the_log_is_written(
     assert open_dataset(job.out).manifest.accounting.rows_rejected == 0
 
 
+@pytest.mark.slow
 def test_a_single_day_is_no_range_and_no_date_of_yaml(tmp_path: Path) -> None:
     log = shopping_log(60)
     days = {f"{1 + i % 3:02}.02.2026": i for i in range(3)}
@@ -220,6 +221,7 @@ def small_log(time_format: str, date_format: str, *, minutes: int = 5 * 24 * 60,
     return pd.DataFrame(rows, columns=names)
 
 
+@pytest.mark.slow
 def test_the_formats_of_all_times_are_tried_in_an_order_that_reads_each(tmp_path: Path) -> None:
     log = small_log("%Y-%m-%d %H:%M:%S", "%Y%m%d")
     log.to_csv(tmp_path / "log.csv", index=False)
@@ -234,6 +236,7 @@ def test_the_formats_of_all_times_are_tried_in_an_order_that_reads_each(tmp_path
     assert (summary.minimum, summary.maximum) == pytest.approx((days.min(), days.max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("time_format", "date_format", "read"),
     [
@@ -295,6 +298,7 @@ def test_configs_that_are_there_are_named_before_anything_is_read(tmp_path: Path
     assert [*(tmp_path / "out").iterdir()] == [there]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -319,6 +323,7 @@ def test_without_a_label_or_times_only_the_data_set_is_planned(tmp_path: Path) -
     assert open_dataset(job.out).manifest.counts().labelled == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", ["none", "one day"])
 def test_a_log_without_times_is_divided_by_its_queries(
     tmp_path: Path, times: str, caplog: pytest.LogCaptureFixture
@@ -393,6 +398,7 @@ def with_vectors(log: pd.DataFrame) -> pd.DataFrame:
     return log.assign(emb=emb, query_emb=query_emb, tokens=tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["log.parquet", "log.jsonl"])
 def test_lists_of_numbers_are_vectors_and_the_first_config_runs(tmp_path: Path, name: str) -> None:
     log = with_vectors(shopping_log(60).drop(columns="listed_on"))
@@ -420,6 +426,7 @@ def test_lists_of_numbers_are_vectors_and_the_first_config_runs(tmp_path: Path, 
     assert manifest.summaries[[each.name for each in manifest.features].index(names[-1])].missing > 0
 
 
+@pytest.mark.slow
 def test_vectors_of_another_length_are_counted_among_the_rows_that_cannot_be_used(tmp_path: Path) -> None:
     log = with_vectors(shopping_log(60))
     log["emb"] = [each[:3] if i % 40 == 1 else each for i, each in enumerate(log["emb"])]

@@ -35,6 +35,7 @@ def prepared(job: PrepareJob) -> Dataset:
     return open_dataset(job.out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [("f1",), ("f1", "rang"), ("f1", "f2", "im_warenkorb")])
 def test_a_column_that_later_files_add_is_a_feature_that_the_others_lack(
     late: tuple[str, ...], tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -82,6 +83,7 @@ def test_rows_without_a_judgement_count_0_and_are_marked(tmp_path: Path) -> None
     assert load(PipelineJob, str(tmp_path / "out" / "pipeline.yaml")).data == job.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["clicked", "w3"])
 def test_clicks_that_are_1_or_nothing_train(name: str, tmp_path: Path) -> None:
     log = searches(0)[["search_id", "searched_at", "product_id", "position", "clicked", "f1"]]
@@ -104,6 +106,7 @@ def test_text_grades_are_written_with_what_has_none(tmp_path: Path) -> None:
     assert {*prepared(job).manifest.label_counts} == {"0", "1", "2"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [0.05, 0.6, 1.0])
 def test_a_column_that_is_hardly_read_costs_no_rows_and_no_share_is_above_1(bad: float, tmp_path: Path) -> None:
     """Numbers in the lines by which types are known, and words in the others."""

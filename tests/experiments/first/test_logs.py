@@ -169,6 +169,7 @@ def test_an_item_s_own_lists_do_not_make_it_a_query(tmp_path: Path) -> None:
     assert not {"embedding", "tags"} & {*source.columns.features, *source.columns.categorical}
 
 
+@pytest.mark.slow
 def test_a_folder_of_small_files_is_one_log(tmp_path: Path) -> None:
     """A file alone has too few rows to show what a column is, and types differ where one has none of its values."""
     log = pq.read_table(LOGS["candidates"][1](tmp_path)).to_pandas()

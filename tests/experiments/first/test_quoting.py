@@ -182,6 +182,7 @@ def test_a_control_character_in_a_name_is_one_line(name: str, form: str, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_the_next_commands_name_the_configs_to_a_shell(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     log, out = tmp_path / "log.csv", tmp_path / "it's; touch $(x) *"

@@ -84,6 +84,7 @@ def test_other_cores_grow_trees_and_wider_data_take_longer() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", [None, "bm25"])
 @pytest.mark.parametrize("size", [s for s in SIZES if s.features == 20], ids=str)
 def test_the_pipeline_that_is_written_has_these_sizes_and_says_so(
@@ -137,6 +138,7 @@ def test_a_study_draws_numbers_of_lists_twice_at_most(tmp_path: Path, lists: int
     assert config.splits.validation.relevant_groups is None
 
 
+@pytest.mark.slow
 def test_queries_whose_labels_differ_are_those_that_a_slow_count_finds() -> None:
     log = shopping_log()
     codes: dict[str, Any] = {

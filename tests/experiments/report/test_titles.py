@@ -41,6 +41,7 @@ def prepared(folder: Path, log: list[Path], **source: Any) -> str:
     return str(folder / "data")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["csv", "parquet"])
 @pytest.mark.parametrize("column", ["title", "Titel", "product_name", "artikelbezeichnung", "nombre"])
 def test_they_are_found_in_the_raw_rows_by_name_and_form(column: str, form: str, tmp_path: Path) -> None:
