@@ -52,7 +52,7 @@ lint: $(DEV)
 	$(BIN)/mypy cluster/*.py
 	$(BIN)/lint-imports --no-logo
 
-# Ten minutes on two cores: style, types, import contracts, doctests, the Python blocks of README.md, the fast tests.
+# Six minutes on two cores: style, types, import contracts, doctests, the Python blocks of README.md, the fast tests.
 check: lint
 	$(PYTEST) -m "not slow and not nightly and not ray and not s3" -n $(JOBS) $(SPREAD) --doctest-modules ltrscale jobs tests
 

@@ -191,5 +191,6 @@ def test_a_choice_implements_itself() -> None:
     assert {path: lines for path, lines in switches().items() if path not in AGREED} == {}
 
 
+@pytest.mark.slow
 def test_every_exception_is_needed() -> None:
     assert AGREED.keys() - switches().keys() == set()

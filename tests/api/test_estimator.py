@@ -219,6 +219,7 @@ def test_two_workers_give_the_network_of_one() -> None:
     np.testing.assert_allclose(two.predict(NEW), one.predict(NEW), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_scores_follow_the_order_of_the_rows(fitted: Ranker) -> None:
     scores_N = fitted.predict(NEW)
     mixed = NEW.sample(frac=1, random_state=0)
@@ -229,6 +230,7 @@ def test_scores_follow_the_order_of_the_rows(fitted: Ranker) -> None:
     assert fitted.predict(NEW.head(0)).shape == (0,)
 
 
+@pytest.mark.slow
 def test_rows_are_explained_by_what_their_scores_differ_in(fitted: Ranker) -> None:
     scores_N = fitted.predict(NEW)
     explained = fitted.explain(NEW)

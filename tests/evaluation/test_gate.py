@@ -98,6 +98,7 @@ def compared(found: Evaluation, where: str = "tv") -> Comparison:
     return candidate.slices[where].comparisons["ndcg@5"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("key", "by", "end"),
     [

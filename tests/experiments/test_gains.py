@@ -142,6 +142,7 @@ def test_weights_of_0_are_a_warning_before_training_with_the_remedy(
     assert "columns.gain in prepare, not columns.weights" in line
 
 
+@pytest.mark.slow
 def test_networks_are_warned_of_weights_that_they_train_on_and_of_no_others(
     datasets: dict[str, Dataset], tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

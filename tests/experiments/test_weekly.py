@@ -503,6 +503,7 @@ def test_a_bundle_of_other_periods_is_taken_to_have_seen_none(serving: Path, cap
     assert "names none of these periods as learnt from; it is taken to have seen none" in caplog.text
 
 
+@pytest.mark.slow
 def test_routine_is_the_default(place: Path) -> None:
     assert job(place).bounds == Bounds(refuse="worse", feature_psi=5.0)
     assert job(place, bounds={"margin": 0.01}).bounds == Bounds(refuse="worse", feature_psi=5.0, margin=0.01)

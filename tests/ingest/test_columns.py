@@ -110,6 +110,7 @@ def test_all_readers_see_missing_values(both: tuple[Dataset, Dataset]) -> None:
     np.testing.assert_array_equal(blocks[0][:, order], blocks[1])
 
 
+@pytest.mark.slow
 def test_the_manifest_counts_missing_values(both: tuple[Dataset, Dataset]) -> None:
     by_name = [dict(zip((f.name for f in d.manifest.features), d.manifest.summaries, strict=True)) for d in both]
     for name in LATE:

@@ -107,6 +107,7 @@ def test_the_order_of_rows_and_events_changes_nothing(rows: list[Row], events: l
     assert_same(shuffled, {name: [values[i] for i in order] for name, values in before.items()}, ulp=0)
 
 
+@pytest.mark.slow
 def test_the_exported_statements_give_the_same() -> None:
     rows, events = log(), log(seed=1)
     of_bigquery = CONFIG.sql("time", "bigquery")
@@ -270,6 +271,7 @@ def hashes(url: Path) -> list[str]:
     return sorted(storage.listed_in(storage.read_manifest(str(url))).values())
 
 
+@pytest.mark.slow
 def test_history_is_made_once_and_again_when_its_rows_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_log, "_BATCH_ROWS", 7)
     path = write(tmp_path / "log.parquet", log())

@@ -97,6 +97,7 @@ def test_the_rows_are_those_of_the_version(table: Table, tmp_path: Path) -> None
     assert values(prepare(again, str(tmp_path / "again"))) == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.slow
 def test_deleted_rows_are_not_read(table: Table, tmp_path: Path) -> None:
     table.delete()
     assert values(prepare(config(table.path, table=table.lake), str(tmp_path / "out"))) == [1, 2, 3, 5]

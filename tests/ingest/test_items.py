@@ -125,6 +125,7 @@ def test_news_parquet(shared_data: Path) -> None:
         np.testing.assert_array_equal(rows.features_NF[:, i], expected, err_msg=name)
 
 
+@pytest.mark.slow
 def test_csv_and_parquet_of_one_log_agree(shared_data: Path, tmp_path: Path) -> None:
     [path] = (shared_data / "news" / "sample").rglob("part-0.parquet")
     table = pq.read_table(path, partitioning=None).slice(0, 2_000)

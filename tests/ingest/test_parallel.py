@@ -94,6 +94,7 @@ def same(one: Dataset, other: Dataset) -> None:
     assert quarantined[0] == quarantined[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit_mb", [TINY, 0.006])
 def test_where_the_input_is_cut_changes_the_files_and_nothing_else(tmp_path: Path, unit_mb: float) -> None:
     inputs = write_dirty(tmp_path)

@@ -99,6 +99,7 @@ def same(one: Dataset, other: Dataset) -> None:
     assert set(storage.below(other.url)) == {storage.MANIFEST, *listed}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saves", [1, 2, 4])
 def test_what_was_saved_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves: int) -> None:
     inputs = write_logs(tmp_path / "log")
@@ -139,6 +140,7 @@ def killed(inputs: str, out: str) -> None:
     prepare(config(inputs), out)
 
 
+@pytest.mark.slow
 def test_it_may_be_killed_again_and_again(tmp_path: Path) -> None:
     inputs, out = write_logs(tmp_path / "log"), str(tmp_path / "out")
     whole = prepare(config(inputs), str(tmp_path / "whole"))
@@ -182,6 +184,7 @@ def test_collisions_of_categories_are_those_of_both_halves(tmp_path: Path, monke
         same(whole, prepare(config(str(folder), **settings), out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saves", [1, 2, 3])
 @pytest.mark.parametrize("max_rejected", [0.9, 0.01])
 def test_warnings_and_errors_are_those_of_an_unbroken_run(
@@ -227,6 +230,7 @@ def test_units_with_other_columns_than_the_finished_ones_are_refused(
         prepare(settings, str(tmp_path / "out"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changed", ["settings", "inputs"])
 def test_other_work_starts_from_the_beginning_and_removes_what_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str

@@ -168,6 +168,7 @@ def test_attention_on_a_gpu_equals_that_of_buckets() -> None:
     torch.testing.assert_close(half.float(), _ragged_attention(qkv_T3HE, there), rtol=0.02, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "message"),
     [

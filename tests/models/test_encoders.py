@@ -248,6 +248,7 @@ def test_torchs_own_batch_norm_is_refused_when_a_model_is_built(monkeypatch: pyt
         Pretrainer(transform, NetworkConfig(encoder=MLPConfig()), SimCLRRankConfig(), ZeroingConfig())
 
 
+@pytest.mark.slow
 @every_encoder
 @every_input
 def test_an_embedding_depends_on_its_document_alone_at_inference(name: str, features: str) -> None:

@@ -57,6 +57,7 @@ def document_weights(n: int) -> Tensor:
     return 1 + torch.sin(torch.arange(n, dtype=torch.float64))
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.integers(0, 6), min_size=1, max_size=4),
     st.sampled_from([0.01, 0.1, 1.0]),

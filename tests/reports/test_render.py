@@ -88,6 +88,7 @@ OPENED = "first <b> | text", "python -m jobs.evaluate", "a `point`", "another", 
 BELOW = ("A title", "a curve", "small", "All of it", "What is there?", "More", "last", "Made from data.")
 
 
+@pytest.mark.slow
 def test_each_form_has_every_text() -> None:
     page, printed, web = markdown(FOUND), terminal(FOUND), unescape(html(FOUND))
     for text in OPENED:

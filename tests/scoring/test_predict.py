@@ -519,6 +519,7 @@ def test_every_training_records_how_its_rows_were_read(home: Path, trees: str, n
     assert bundle.load(train_trees(tmp_path, copy, "of_lost")).read_as == {}
 
 
+@pytest.mark.slow
 def test_positions_are_needed_by_models_that_read_them_alone(
     home: Path, network: str, week: Rows, tmp_path: Path
 ) -> None:

@@ -158,6 +158,7 @@ def test_the_lines_of_a_week_are_ten_and_a_count(home: Path, tmp_path: Path, sai
     assert len(lines) == 10 + 1 + 10 + 1
 
 
+@pytest.mark.slow
 def test_few_lists_are_said_to_be_few(home: Path, tmp_path: Path, said: Any) -> None:
     rows = week(8)
     rows = rows[rows["search_id"].isin(rows["search_id"].unique()[:3])]

@@ -70,6 +70,7 @@ def test_the_statement_gives_the_features_of_training_and_the_scores(made: Path)
     np.testing.assert_allclose([theirs[key] for key in mine], [*mine.values()], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_export_is_checked_with_raw_rows_that_have_the_features(made: Path) -> None:
     assert "history.duckdb.sql" in (made / "export" / "README.md").read_text()
     by_sql(made).to_parquet(made / "rows.parquet")

@@ -26,6 +26,7 @@ EPOCH = {
 }
 
 
+@pytest.mark.slow
 def test_a_process_without_ray_imports_nothing_for_it(tmp_path: Path) -> None:
     script = f"""
 import sys, threading

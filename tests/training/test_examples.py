@@ -102,6 +102,7 @@ def test_the_shipped_are_those_that_were_measured() -> None:
     assert hashlib.sha256(untrained._shipped()).hexdigest() == WEIGHTS
 
 
+@pytest.mark.slow
 def test_the_network_ranks_problems_that_it_has_never_seen() -> None:
     network, gains = pretrained_network(), []
     config = ProblemsConfig(examples=(24, 24), features=(10, 20))

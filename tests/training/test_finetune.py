@@ -87,6 +87,7 @@ def test_probing_leaves_the_encoder_bit_for_bit(
     check_scores(tmp_path / "probe", synthetic_dataset)
 
 
+@pytest.mark.slow
 def test_full_finetuning_moves_the_encoder(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
     records = run(synthetic_dataset, tmp_path / "full", pretrained, head_epochs=1, epochs=3)
     assert [r["phase"] for r in records] == ["head", "full", "full", "full"]
@@ -528,6 +529,7 @@ def test_averaging_leaves_a_frozen_encoder_as_it_is(synthetic_dataset: str, pret
     assert all(torch.equal(after.state_dict()[name], value) for name, value in before.state_dict().items())
 
 
+@pytest.mark.slow
 def test_rankers_that_nothing_has_trained_yet_have_no_mean_of_weights(synthetic_dataset: str, tmp_path: Path) -> None:
     first, out = str(tmp_path / "first"), str(tmp_path / "out")
     run(synthetic_dataset, tmp_path / "first", epochs=1)

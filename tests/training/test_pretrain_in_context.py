@@ -170,6 +170,7 @@ def test_minutes_end_it_early_with_a_validated_network(tmp_path: Path) -> None:
     assert weights(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_it_starts_from_other_weights(whole: Path, tmp_path: Path) -> None:
     slow = {"kind": "adamw", "learning_rate": 1e-9}
     run(tmp_path / "out", start=str(whole), optimizer=slow, steps=4)

@@ -117,6 +117,7 @@ def test_a_pretrained_encoder_is_finetuned_and_finetuned_again(texts: str, tmp_p
     torch.testing.assert_close(bundle.load(str(tmp_path / "again")).weights()["head.0.weight"], head, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_masked_language_modelling_may_run_beside_a_ranking_loss(texts: str, tmp_path: Path) -> None:
     beside = {"method": {"kind": "masked_language"}, "stream": {"docs_per_batch": 200}, "every": 2}
     records = run(texts, tmp_path / "both", auxiliary=beside, epochs=1)

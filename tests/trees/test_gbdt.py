@@ -267,6 +267,7 @@ def test_a_leaf_has_the_second_derivatives_that_are_asked_for(write_dataset: Wri
     assert found[0] > found[1] > found[2] == 1
 
 
+@pytest.mark.slow
 @every_library
 def test_validation_groups_without_a_relevant_document_do_not_count(
     write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig

@@ -120,6 +120,7 @@ def test_every_training_group_is_scored_once_by_a_member_that_was_not_trained_on
     assert sorted(seen_by_none) == sorted(ids_of(splits.train))
 
 
+@pytest.mark.slow
 def test_trees_that_leave_out_groups_without_a_relevant_document_need_no_scores_of_them(
     splits: Splits, member: StackMember, tmp_path: Path
 ) -> None:

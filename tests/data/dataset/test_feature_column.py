@@ -70,6 +70,7 @@ def pc_lengths(lists: pa.ListArray) -> list[int]:
     return np.diff(lists.offsets.to_numpy()).tolist() if len(lists) else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_bytes", [("a", "b"), ("a",), ("b",)], ids=str)
 @pytest.mark.parametrize("kind", [None, pa.binary()], ids=str)
 def test_batches_are_bit_equal_in_both_forms_and_mixed(

@@ -254,6 +254,7 @@ def served(split: Split) -> set[int]:
     return {gid for some in ids for gid in some}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fraction", "scores_too"), [(1.0, False), (1.0, True), (0.5, True)])
 @pytest.mark.parametrize("of", [2, 3, 4])
 def test_folds_partition_the_labelled_groups_that_are_kept(

@@ -219,6 +219,7 @@ def check_batches(one: QueryGroups | None, other: QueryGroups | None) -> None:
             assert torch.equal(a.nan_to_num(-1.0), b.nan_to_num(-1.0))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(r"ignore:.* is deprecated:DeprecationWarning:ray\.data\.context")
 @pytest.mark.parametrize(("fraction", "repeat"), [(0.2, None), (1.0, {"by": "meta_times"})])
 def test_steps_are_the_same_from_memory_and_each_row_group_is_read_once(
@@ -354,6 +355,7 @@ def test_groups_of_a_class_are_served_as_often_as_it_says_and_others_once(
     assert repeated.groups_per_epoch == sum(expected.values()) == found.total()
 
 
+@pytest.mark.slow
 def test_a_column_of_numbers_says_itself_how_often(made: Any) -> None:
     repeated = stream(made, {"by": "meta_times"})
     totals: Counter[int] = Counter()

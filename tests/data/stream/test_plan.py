@@ -28,6 +28,7 @@ def test_each_row_group_is_dealt_once_and_loads_are_balanced(
     assert max(loads) - min(loads) <= max(documents)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("n", "streams"), [(0, 3), (2, 5), (300, 256), (70_000, 3), (70_000, 300)])
 def test_each_row_group_goes_to_the_emptiest_stream(n: int, streams: int) -> None:
     documents = (np.random.default_rng(0).integers(1, 5, n) * 1000).tolist()  # with many ties

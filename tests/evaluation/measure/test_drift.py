@@ -166,6 +166,7 @@ def test_the_rounding_of_scores_is_no_drift(tmp_path: Path) -> None:
         assert period.spreads["linear"].psi < 0.1
 
 
+@pytest.mark.slow
 def test_does_not_depend_on_the_order_of_rows_nor_on_files(
     rows: list[Row], config: EvaluateConfig, measured: ByPeriod, tmp_path: Path
 ) -> None:

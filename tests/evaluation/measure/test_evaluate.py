@@ -270,6 +270,7 @@ def leaders(evaluation: Evaluation) -> str:
     return table(leaderboard(evaluation))
 
 
+@pytest.mark.slow
 def test_directory_reads_back_and_the_report_says_it_all(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

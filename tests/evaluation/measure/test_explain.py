@@ -79,6 +79,7 @@ def test_two_items_are_compared_in_raw_values_and_names(shop: dict[str, str], tm
     assert back.sentence().startswith(f"{items[other]} stands below {items[one]} because ")
 
 
+@pytest.mark.slow
 def test_a_query_has_its_first_item_explained_and_a_slice_its_means(shop: dict[str, str], tmp_path: Path) -> None:
     one = explained(shop, tmp_path / "one", query="q7")
     (first,) = one.explanations

@@ -202,6 +202,7 @@ def test_the_report_does_not_ask_where_no_model_leans_on_the_leak_or_the_gate_ha
     assert not asked(opened_with(evaluation=f"{job.out}/evaluation", gate=job.out)[0])
 
 
+@pytest.mark.slow
 def test_the_report_asks_with_the_gain_share(shop: Mapping[str, Any]) -> None:
     blocks = list(feature_blocks(Sources.open(str(shop["folder"] / "evaluation"))))
     (question,) = [block.text for block in blocks if isinstance(block, Text) and "is it known" in block.text]

@@ -331,6 +331,7 @@ def test_too_many_periods_are_refused_before_a_group_is_read(
         run(config.replace(slice_by=("period",)), tmp_path / "no", run=reads)
 
 
+@pytest.mark.slow
 def test_p_of_a_slice_is_fine_enough_for_the_number_of_slices(evaluated: tuple[Evaluation, Path]) -> None:
     """The config has 200 resamples, too few for Holm over so many comparisons; all slices have the same patterns."""
     compared = [

@@ -115,6 +115,7 @@ def test_pretrainings_are_a_third_sample() -> None:
 LITTLE_REST = {"groups": 0.1, "draws": 0.1, "rest": 0.1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("skewed", [False, True])
 @pytest.mark.parametrize("n_draws", [5, 10, 20])
 def test_intervals_cover_a_known_difference_where_the_draws_dominate(n_draws: int, skewed: bool) -> None:

@@ -60,6 +60,7 @@ def test_a_ratio_over_sessions_is_that_of_a_regression_with_errors_by_user() -> 
     assert np.sqrt(lifts.variance_M) == pytest.approx(robust.bse[1], rel=2e-3)  # it divides by n, not by n - 1
 
 
+@pytest.mark.slow
 def test_p_values_and_samples_are_those_of_statsmodels() -> None:
     p_M = np.random.default_rng(2).random(9) ** 3
     assert holm(p_M) == pytest.approx(multipletests(p_M, method="holm")[1])

@@ -256,6 +256,7 @@ def test_differences_are_from_the_baseline_and_from_each_control(found: Study) -
     assert {(v.method, v.against) for v in found.versus if v.against != "gbdt"} == set(CONTROLS.items())
 
 
+@pytest.mark.slow
 def test_without_a_validation_metric_none_is_advised(found: Study) -> None:
     unreported = found.replace(points=[{**point.model_dump(), "validation": None} for point in found.points])
     against, share = sentences(unreported)[:2]

@@ -441,6 +441,7 @@ def test_vectors_of_another_length_are_counted_among_the_rows_that_cannot_be_use
     assert rules == {"unparsable": sum(i % 40 == 1 and i % 50 != 0 for i in range(len(log)))}
 
 
+@pytest.mark.slow
 def test_configs_never_lie_among_the_files_of_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs").mkdir()

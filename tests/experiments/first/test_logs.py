@@ -85,6 +85,7 @@ def test_neither_the_order_of_columns_nor_that_of_rows_decides(name: str, tmp_pa
     assert row(name, tmp_path / "again" / "prepare.yaml") == expected
 
 
+@pytest.mark.slow
 def test_the_shop_s_alternatives_stand_beside_the_choice(tmp_path: Path) -> None:
     lines = start(tmp_path, "shop").read_text().splitlines()
     below = {line.split()[0].rstrip(":"): lines[i + 1 : i + 4] for i, line in enumerate(lines) if line.split()}
