@@ -70,6 +70,11 @@ def test_launches_do_not_grow_with_the_number_of_lists(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.nightly
+@pytest.mark.filterwarnings(  # torch's own, where its compiler is loaded
+    "ignore:`torch.jit:DeprecationWarning",
+    "ignore:The .grad:UserWarning",
+    "ignore:.*should not be instantiated:DeprecationWarning",
+)
 def test_the_steps_with_goals_reach_them_but_for_some_that_move_more() -> None:
     rows = [*bench.bench_device(quick=True)]
     assert {row.name.removeprefix("launches of a step, ") for row in rows} >= set(bench.GOALS)
