@@ -2,8 +2,9 @@
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import asdict
 from functools import partial
 
@@ -81,13 +82,14 @@ class BenchJob(Config):
                 raise InputError(f"only: {name!r} has no quick form; set quick=false")
         rows: list[Row] = []
         start = time.monotonic()
-        for number, (name, measured) in enumerate(self._measured(names), 1):
-            log.info("measuring %s, %d of %d", name, number, len(names))
-            for row in measured:
-                rows.append(row)
-                log.info("%s: %s", row.name, " ".join(filter(None, _judged(row))) or row.note)
-                if self.out is not None:  # what is measured is kept, should the next one fail
-                    _keep(rows, self.out)
+        with closing(self._measured(names)) as benches:
+            for number, (name, measured) in enumerate(benches, 1):
+                log.info("measuring %s, %d of %d", name, number, len(names))
+                for row in measured:
+                    rows.append(row)
+                    log.info("%s: %s", row.name, " ".join(filter(None, _judged(row))) or row.note)
+                    if self.out is not None:  # what is measured is kept, should the next one fail
+                        _keep(rows, self.out)
         table = Table("what", "figure", "goal", "", "ours", "peer", "note")
         for row in rows:
             table.add_row(row.name, *_judged(row), row.ours, row.peer, row.note)
@@ -95,15 +97,18 @@ class BenchJob(Config):
         judged = [row.met for row in rows if row.met is not None]
         log.info("%d of %d goals met, in %.1f minutes", sum(judged), len(judged), (time.monotonic() - start) / 60)
 
-    def _measured(self, names: Sequence[str]) -> Iterator[tuple[str, Iterable[Row]]]:
-        """Each benchmark with its rows, or with their making."""
+    def _measured(self, names: Sequence[str]) -> Generator[tuple[str, Iterable[Row]]]:
+        """Each benchmark with its rows, or with their making; closing it makes no more of them."""
         benches = BENCHES | {"device": partial(bench_device, quick=self.quick, device=self.device)}
         beside = [name for name in names if name in _BESIDE and self.device == "cpu"]
         yield from ((name, benches[name]()) for name in names if name in _ALONE)
-        with ProcessPoolExecutor(1, mp_context=clean_processes()) as pool:
+        pool = ProcessPoolExecutor(1, mp_context=clean_processes())
+        try:
             made = {name: pool.submit(_all_rows, benches[name]) for name in beside}
             yield from ((name, benches[name]()) for name in names if name not in (*_ALONE, *beside))
             yield from ((name, rows.result()) for name, rows in made.items())
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def _all_rows(bench: Callable[[], Iterable[Row]]) -> list[Row]:

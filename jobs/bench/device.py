@@ -167,6 +167,7 @@ def bench_device(quick: bool = False, device: str = "cpu") -> Iterator[Row]:
 
 
 def _counted(names: Sequence[str]) -> dict[str, dict[int, Counted]]:
+    """Each step by size; large ones in the mean over steps with and without the watch, the others without it."""
     batches = {FEW: lists(FEW), MANY: lists(MANY), SHORT: lists(MANY * 5, SHORT)}
     return {
         name: {

@@ -152,9 +152,9 @@ def write_log(path: Path, shape: Shape, seed: int) -> None:
 
 
 def _prepare(folder: str) -> None:
-    features = len(pq.read_schema(f"{folder}/train.parquet")) - 2
+    _, _, *features = pq.read_schema(f"{folder}/train.parquet").names  # after the query and the label
     inputs = [{"path": f"{folder}/{period}.parquet", "period": period} for period in _PERIODS]
-    columns = {"query": "query", "item": None, "label": "label", "features": [f"f{i}" for i in range(features)]}
+    columns = {"query": "query", "item": None, "label": "label", "features": features}
     source = {"kind": "items", "columns": columns}
     config = PrepareConfig.model_validate({"inputs": inputs, "source": source})
     run_stage(PrepareJob(out=f"{folder}/data", prepare=config))

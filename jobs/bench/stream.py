@@ -205,7 +205,9 @@ def _memory(url: str) -> Row:
 
 
 def _peaks(url: str, times: int) -> tuple[int, int]:
-    """Peak private and shared bytes of a process that streams the row groups `times` times, with its own cluster.
+    """Peak private and shared bytes of a process that streams half of the row groups, with its own cluster.
+
+    It streams them `times` times; half, because the server takes a minute for ten times the whole.
 
     Ray resolves 127.0.0.1 to the address of a network interface, where our clusters do not listen: none can be joined.
     """
