@@ -181,7 +181,6 @@ def test_a_signal_to_a_single_process(
     job.check_finished(expected(1))
 
 
-@pytest.mark.timeout(900)  # workers of Ray start three times, each time a minute on a busy machine
 @pytest.mark.parametrize(
     "options", ["", pytest.param("--workers 2", marks=[pytest.mark.ray, pytest.mark.nightly])], ids=["alone", "ray"]
 )
