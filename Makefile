@@ -22,18 +22,25 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install demo compare lint check test test-all nightly bench docs clean
 .DELETE_ON_ERROR:
 
+# Compiles what was installed, on all cores; pip would use one, and everything else compiles what it imports first.
 install: $(DEV)
+	$(BIN)/python -m compileall -q -j 0 -x '/tests?/' .venv/lib >/dev/null || true  # a package has templates that are no Python
 
-$(STAMP): pyproject.toml cluster/constraints.txt
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else sys.executable + " is Python " + sys.version.split()[0] + "; ltrscale needs 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $(BIN)/python install pip; }
-	$(if $(TORCH_INDEX),$(BIN)/python -m pip install --index-url $(TORCH_INDEX) --no-deps -c cluster/constraints.txt torch)
-	$(BIN)/python -m pip install -c cluster/constraints.txt -e .
+
+PIP_INSTALL = $(BIN)/python -m pip install --no-compile -c cluster/constraints.txt
+
+$(STAMP): pyproject.toml cluster/constraints.txt | $(BIN)/python
+	$(if $(TORCH_INDEX),$(PIP_INSTALL) --index-url $(TORCH_INDEX) --no-deps torch)
+	$(PIP_INSTALL) -e .
 	touch $@
 
-$(DEV): $(STAMP)
-	$(BIN)/python -m pip install -c cluster/constraints.txt -e '.[dev]'
-	touch $@
+$(DEV): pyproject.toml cluster/constraints.txt | $(BIN)/python
+	$(if $(TORCH_INDEX),$(PIP_INSTALL) --index-url $(TORCH_INDEX) --no-deps torch)
+	$(PIP_INSTALL) -e '.[dev]'
+	touch $(STAMP) $@
 
 # The best ranker of a made-up log, in two minutes.
 demo: $(STAMP)

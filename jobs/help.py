@@ -4,6 +4,8 @@
 file anew from the configs.
 """
 
+import ast
+import inspect
 import json
 import math
 import shutil
@@ -12,6 +14,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +34,7 @@ class KeyFacts(BaseModel):
 
     name: str
     meaning: str = ""
-    """In one line: the field's description, or the summary of its config."""
+    """In one line: the string under the field, or the summary of its config."""
     required: bool = False
     default: Any = None
     """The value of an omitted key; of a config its kind and what differs from the defaults of its class."""
@@ -100,14 +103,29 @@ def _below(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:
 
 def _describe(cls: type[BaseModel]) -> Description:
     kind = kind_of(cls) if "kind" in cls.model_fields else ""
-    return Description(
-        summary=summary(cls), kind=kind, fields=tuple(_field(*each) for each in cls.model_fields.items())
-    )
+    under = meanings(cls)
+    fields = cls.model_fields.items()
+    facts = tuple(_field(name, field, field.description or under.get(name, "")) for name, field in fields)
+    return Description(summary=summary(cls), kind=kind, fields=facts)
 
 
-def _field(name: str, field: FieldInfo) -> KeyFacts:
+@cache
+def meanings(cls: type[BaseModel]) -> dict[str, str]:
+    """The strings under the fields of a config. Pydantic would look for them wherever a config is imported."""
+    found = {}
+    for base in reversed(cls.__mro__[: cls.__mro__.index(BaseModel)]):
+        (source,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(source, ast.ClassDef)
+        for pair in pairwise(source.body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(meaning))):
+                    found[name] = meaning
+    return found
+
+
+def _field(name: str, field: FieldInfo, meaning: str) -> KeyFacts:
     models = members(field.annotation)
-    meaning = field.description or (summary(models[0]) if len(models) == 1 else "")
+    meaning = meaning or (summary(models[0]) if len(models) == 1 else "")
     values = _literals(field.annotation)
     return KeyFacts(
         name=name,

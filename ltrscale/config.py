@@ -29,7 +29,7 @@ from ltrscale.texts import parse_yaml, read_yaml
 class Strict(BaseModel):
     """Base of what programs write and read back, such as manifests: frozen, and unknown keys are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def replace(self, **changes: Any) -> Self:
         """A copy with other values, validated."""

@@ -148,7 +148,7 @@ def test_laws_docs_and_bench_pick_every_recipe_up(copy: Copy) -> None:
     assert {file for file, _ in passed} >= {*docs}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_all_recipes_train_and_are_reported(copy: Copy) -> None:
     copy.run(*commands()[-1])

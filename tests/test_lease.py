@@ -80,6 +80,7 @@ def commit(url: str, text: str) -> None:
         writer.finish({"writer": text})
 
 
+@pytest.mark.slow
 def test_a_second_job_waits_until_the_first_has_ended(
     url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_second_job_waits_until_the_first_has_ended(
     assert leases.LEASE not in below(url)
 
 
+@pytest.mark.slow
 def test_a_second_job_that_is_not_to_wait_says_who_is_running(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(storage.WHEN_BUSY, "end")
     with (
@@ -124,6 +126,7 @@ def test_a_second_job_that_is_not_to_wait_says_who_is_running(url: str, monkeypa
         pass
 
 
+@pytest.mark.slow
 def test_a_dead_holder_of_this_machine_is_replaced_at_once_and_swept(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     storage.write_bytes(storage.join(url, "users-own.txt"), b"")
     with other_process(url) as process:
@@ -139,6 +142,7 @@ def test_a_dead_holder_of_this_machine_is_replaced_at_once_and_swept(url: str, m
     assert len(below(url)) == 3
 
 
+@pytest.mark.slow
 def test_only_what_a_dead_holder_has_left_is_taken_over(url: str) -> None:
     with storage.hold(url, only_left=True) as before:
         assert (before, storage.share_leases()) == ((), ())
@@ -183,6 +187,7 @@ def test_a_lease_that_was_left_empty_is_taken_over_at_once(tmp_path: Path, monke
         assert below(str(tmp_path)) == [leases.LEASE]
 
 
+@pytest.mark.slow
 def test_what_a_dead_holder_has_committed_stays(url: str) -> None:
     with other_process(url) as process:
         assert process.stdin is not None
@@ -226,6 +231,7 @@ def test_nothing_waits_by_a_clock_that_may_jump() -> None:
     assert reading <= stamps | comparing_clocks | ages_of_files
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_a_lease_that_is_renewed_does_not_lapse(url: str) -> None:
     with storage.hold(url):

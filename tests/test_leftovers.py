@@ -63,7 +63,7 @@ def made(folder: Path, *, change: int | None) -> bool:
     return killed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("every", [3, nightly(1)])
 def test_work_that_was_killed_before_any_change_leaves_what_undisturbed_work_leaves(tmp_path: Path, every: int) -> None:
     made(tmp_path / "twin", change=None)
@@ -95,7 +95,7 @@ NAMES = st.builds(lambda folder, last: "/".join([*folder, last]), st.lists(FOLDE
 RESERVED = {"same", "gone", "period=a", "checkpoint", "stage", "unfinished", "notes"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(st.sets(NAMES, max_size=8), st.integers(0, 70))
 def test_files_of_any_name_that_no_writer_of_ours_made_survive(names: set[str], change: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -224,7 +224,7 @@ def test_what_helpers_have_left_goes_with_the_work(tmp_path: Path, ends: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("kind", "every"), [(Words, 2), (Training, 3), *(nightly(kind, 1) for kind in (Words, Training))]
+    ("kind", "every"), [nightly(Words, 2), (Training, 3), *(nightly(kind, 1) for kind in (Words, Training))]
 )
 def test_a_stage_leaves_what_an_undisturbed_one_leaves(
     tmp_path: Path, kind: type[Words | Training], every: int

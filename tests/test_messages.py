@@ -76,6 +76,7 @@ def suggested(message: str, pattern: str = r"([\w.]+=\w+)") -> str:
     return found[1]
 
 
+@pytest.mark.slow
 def test_an_unsorted_log_names_the_setting_that_sorts(tmp_path: Path) -> None:
     log = rows()
     np.random.default_rng(0).shuffle(log)
@@ -283,6 +284,7 @@ def test_lists_that_teach_no_order_are_named_before_anything_is_trained(
     assert [message for message in messages if not message.startswith("train: ") or said not in message] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zero", ["train", "validation"])
 @pytest.mark.parametrize("name", ["trees", "network"])
 def test_labels_that_are_all_zero_end_a_pipeline_before_training(
@@ -327,6 +329,7 @@ def test_features_that_are_left_aside_on_purpose_are_no_message(
     assert "the first data set: does not read 1 features of the data: a" in caplog.messages
 
 
+@pytest.mark.slow
 def test_a_label_without_a_gain_names_keys_that_help(write_dataset: WriteDataset, tmp_path: Path) -> None:
     rng, weeks = np.random.default_rng(0), {}
     for name, week in WEEKS.items():
@@ -341,7 +344,7 @@ def test_a_label_without_a_gain_names_keys_that_help(write_dataset: WriteDataset
         assert configs.load(GBDTJob, overrides=[*usual, remedy]).run()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_repeat_line_of_a_report_works_from_where_it_lies(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,7 @@ def test_a_sibling_that_a_manifest_names_survives_the_next_commit(tmp_path: Path
     assert precious.read_text() == "of years"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("period", [*OUTSIDE, *UNFIT[:8], "a/b", "x" * 250, ".hidden"])
 def test_a_period_that_names_no_directory_is_refused(data: Path, tmp_path: Path, period: str) -> None:
     change(data, period=period)

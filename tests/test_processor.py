@@ -13,6 +13,7 @@ from ltrscale.processor import Busy
 BURN = "import time\nend = time.process_time() + 0.5\nwhile time.process_time() < end:\n    pass\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/stat").exists(), reason="the system does not count the time of all processes")
 def test_the_time_of_a_running_process_is_that_of_others_and_of_an_ended_child_is_own() -> None:
     before, began = Busy.now(), time.monotonic()

@@ -59,6 +59,7 @@ def test_only_the_owner_can_look_inside(root: Path) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_process_leaves_nothing(root: Path) -> None:
     made = run(MAKES)
     assert made.is_relative_to(root)
@@ -89,6 +90,7 @@ def test_a_child_keeps_its_parents_directory(root: Path) -> None:
     assert left == "1"
 
 
+@pytest.mark.slow
 def test_nothing_that_is_not_ours_is_removed(root: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     (precious / "inside").mkdir(parents=True)

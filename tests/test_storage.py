@@ -68,6 +68,7 @@ def test_what_is_written_is_read(url: str) -> None:
     assert not storage.exists(path)
 
 
+@pytest.mark.slow
 def test_only_one_of_two_writers_creates_a_file(url: str) -> None:
     path = storage.join(url, "file")
     for round_ in range(5):
@@ -87,6 +88,7 @@ def test_only_one_of_two_writers_creates_a_file(url: str) -> None:
         assert storage.read_bytes(f"{path}-{round_}") == won[0]
 
 
+@pytest.mark.slow
 def test_list_files(url: str) -> None:
     for name in ("b.txt", "_b.txt", "a/x.csv", "a/_skip.csv", "a/.hidden/y.csv", "a/z.txt"):
         storage.write_bytes(storage.join(url, name), b".")
@@ -99,6 +101,7 @@ def test_list_files(url: str) -> None:
         storage.list_files(storage.join(url, "*.parquet"))
 
 
+@pytest.mark.slow
 def test_a_name_that_looks_like_a_pattern_stands_for_itself_where_it_exists(url: str) -> None:
     there = ("q?.csv", "qa.csv", "q[ab].csv", "qb.csv", "w[1]/x*.csv", "w[1]/_x.csv", "w[1]/xy.csv", "w1/xy.csv", "p[a")
     for name in there:
@@ -159,6 +162,7 @@ def test_leaving_before_finish_takes_everything_back(url: str, error: bool) -> N
     assert storage.read_manifest(url) is None
 
 
+@pytest.mark.slow
 def test_a_kept_file_stays_without_commit(url: str) -> None:
     with storage.Commit(url) as writer:
         for name in ("kept", "gone"):
@@ -171,6 +175,7 @@ def test_a_kept_file_stays_without_commit(url: str) -> None:
     assert names(url) == [storage.MANIFEST, "other"]
 
 
+@pytest.mark.slow
 def test_saved_work_outlives_a_failure_that_keeps_files(url: str) -> None:
     with storage.Commit(url) as writer:
         with writer.file("saved-{hash}") as path:
@@ -257,6 +262,7 @@ def test_what_a_record_leaves_to_delete_goes_also_where_an_earlier_version_wrote
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", storage.MANIFEST]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("finish", [True, False])
 def test_files_belong_to_the_commit_that_adopts_them(url: str, finish: bool) -> None:
     commit(url, {"old": "1"}, version=1)
@@ -280,6 +286,7 @@ def test_files_belong_to_the_commit_that_adopts_them(url: str, finish: bool) -> 
     assert {storage.MANIFEST, *(file["path"] for file in manifest["files"])} == set(names(url))
 
 
+@pytest.mark.slow
 def test_a_commit_replaces_the_one_before(url: str) -> None:
     commit(url, {"a-{hash}": "one", "same": "one"}, version=1)
     commit(url, {"a-{hash}": "two", "same": "two"}, version=2)
@@ -339,6 +346,7 @@ def test_a_file_of_equal_name_and_content_withdraws_nothing(url: str, monkeypatc
     assert len(names(url)) == 3
 
 
+@pytest.mark.slow
 def test_the_later_of_two_committers_gets_an_error(url: str) -> None:
     for again in (False, True):
         with storage.Commit(url) as late:
@@ -517,6 +525,7 @@ def test_one_of_several_writers_that_finish_at_once_commits(url: str, monkeypatc
     assert all("another writer has committed it meanwhile" in refusal for refusal in refusals)
 
 
+@pytest.mark.slow
 def test_files_are_listed_while_others_come_and_go(tmp_path: Path) -> None:
     url, over = str(tmp_path / "data"), threading.Event()
     commit(url, {f"part-{i}": "x" for i in range(50)})
@@ -561,6 +570,7 @@ def test_a_manifest_is_written_only_when_its_files_are_there(url: str, change: s
     assert storage.read_manifest(url) is None
 
 
+@pytest.mark.slow
 def test_a_withdrawal_deletes_the_manifest_first_in_any_order_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

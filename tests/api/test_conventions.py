@@ -264,7 +264,7 @@ def test_cross_validation_of_arrays_is_that_by_hand(splitter: str) -> None:
     assert len({*by_hand}) > 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.usefixtures("routing")
 def test_a_grid_of_inner_values_is_searched_on_arrays() -> None:
     grid = {"settings__gbdt__num_trees": [1, 20], "settings__gbdt__num_leaves": [4]}

@@ -19,6 +19,7 @@ from ltrscale.ingest.resolve import resolve_features
 TABLE = to_raw_table(searches(12, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more", [{}, {"exclude": ["sh*"]}, {"clicks": "clicks"}, {"meta": ["sale"]}, {"time": "shown"}]
 )
@@ -46,6 +47,7 @@ def test_a_column_of_a_type_that_no_use_reads_may_be_excluded() -> None:
     assert kept.equals(TABLE)
 
 
+@pytest.mark.slow
 def test_features_that_give_the_answer_away_are_named_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
     log = shopping_log(30)
     log["event_time"] = log["searched_at"]
@@ -74,6 +76,7 @@ def test_a_number_is_a_time_only_by_its_name(caplog: pytest.LogCaptureFixture) -
         assert any(text in message for text in said for message in caplog.messages) == named
 
 
+@pytest.mark.slow
 def test_rows_of_a_query_are_brought_together_and_nothing_else_changes(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_ranker_that_several_bundles_hold_scores_a_batch_once(
         calls.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numeric", ["none", "standard", "log1p_standard", "quantile_normal"])
 def test_a_ranker_scores_the_same_once_loaded(tmp_path: Path, numeric: str) -> None:
     url, ranker, groups = str(tmp_path / "out"), trained_ranker(numeric), documents(seed=1)
@@ -263,6 +264,7 @@ def as_version_1(url: str) -> None:
     path.write_text(json.dumps({**manifest, "version": 1}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["neural", "combined", "trees", "blend"])
 def test_bundles_of_version_1_score_as_before(neural: str, tmp_path: Path, kind: str) -> None:
     url = neural if kind == "neural" else str(tmp_path / "other")

@@ -134,6 +134,7 @@ def test_a_changed_byte_is_found(tmp_path: Path) -> None:
     assert "bundle: weights.safetensors" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("pattern", "data", "found"),
     [
@@ -152,6 +153,7 @@ def test_what_is_damaged_or_missing_is_found(tmp_path: Path, pattern: str, data:
     assert any(found in line for line in differences(outcome(url), undisturbed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["data/period=a/part-1.parquet", "data/.staging-12/a", "bundle/checkpoints/step-1/a"])
 def test_what_no_manifest_lists_is_found(tmp_path: Path, name: str) -> None:
     undisturbed = outcome(_round(f"{tmp_path}/one"))

@@ -60,7 +60,7 @@ def test_propensities_are_recovered_although_the_ranker_puts_relevance_on_top(et
     assert error(click_ratios(count(truth.sessions), 10), truth) > 0.4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_intervals_hold_the_truth_about_as_often_as_they_say() -> None:
     held = []
     for seed in range(12):

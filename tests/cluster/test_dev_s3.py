@@ -70,6 +70,7 @@ def readable(path: Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_named(tmp_path: Path, port: int) -> None:
     with socket.create_server(("127.0.0.1", port + 2)):
         line = error_line(run_script("dev_s3.py", "start", f"--folder={tmp_path}", f"--port={port}"))
@@ -94,6 +95,7 @@ def test_without_a_port_it_takes_free_ones(tmp_path: Path) -> None:
             assert run_script("dev_s3.py", "stop", f"--folder={tmp_path}").returncode == 0
 
 
+@pytest.mark.slow
 def test_another_process_with_the_same_id_is_left_alone(tmp_path: Path) -> None:
     """The pid file of a dead server may name an unrelated process."""
     (tmp_path / "server.pid").write_text(f"{os.getpid()}\nMon Jan  1 00:00:00 2024\n")

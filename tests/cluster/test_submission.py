@@ -107,6 +107,7 @@ def give(
         yield given
 
 
+@pytest.mark.slow
 def test_prepare_and_pretrain(give: Give, s3: str) -> None:
     data, out = f"{s3}/submitted/data", f"{s3}/submitted/bundle"
     prepared = give("prepare", "--config", PREPARE, f"--set=out={data}", *SMALL_LOG)
@@ -127,6 +128,7 @@ def test_prepare_and_pretrain(give: Give, s3: str) -> None:
     assert [record["documents"] for record in epochs] == [documents]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("git", [nightly(False), True])
 def test_what_is_sent_may_change_meanwhile(give: Give, tmp_path: Path, git: bool) -> None:
     for folder in ("jobs", "ltrscale"):
@@ -140,6 +142,7 @@ def test_what_is_sent_may_change_meanwhile(give: Give, tmp_path: Path, git: bool
     assert "# new\n" in done.out
 
 
+@pytest.mark.slow
 def test_a_failing_job_fails_the_command_with_its_status(give: Give, s3: str) -> None:
     words = ("pretrain", "--config", PRETRAIN, f"--set=train.data={s3}/none")
     done = give(*words, environment={"LTRSCALE_STORAGE_PATIENCE_S": 30})
@@ -149,6 +152,7 @@ def test_a_failing_job_fails_the_command_with_its_status(give: Give, s3: str) ->
     assert "failed with status 2" in done.log
 
 
+@pytest.mark.nightly
 def test_given_twice_it_is_one_job_that_can_be_left_found_and_stopped(
     cluster: dict[str, str], give: Give, tmp_path: Path
 ) -> None:
@@ -204,6 +208,7 @@ def test_the_doctor_looks_at_every_node(cluster: dict[str, str], s3: str) -> Non
     assert status == 1
 
 
+@pytest.mark.slow
 def test_nobody_elsewhere_can_reach_it(cluster: dict[str, str]) -> None:
     processes = [int(file.read_text().split()[0]) for file in Path(cluster["RAY_AUTH_TOKEN_PATH"]).parent.glob("*.pid")]
     found = [entry for process in processes for entry in listening_sockets(process)]
@@ -229,6 +234,7 @@ def test_nobody_is_served_without_the_token(cluster: dict[str, str]) -> None:
         pass
 
 
+@pytest.mark.slow
 def test_a_taken_port_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -237,6 +243,7 @@ def test_a_taken_port_is_named(tmp_path: Path) -> None:
     assert "--dashboard-port" in line
 
 
+@pytest.mark.slow
 def test_resources_are_checked(tmp_path: Path) -> None:
     line = error_line(run_script("local.py", "start", f"--folder={tmp_path}", "--resources=reader=4"))
     assert "--resources" in line

@@ -31,6 +31,7 @@ def test_agrees_with_a_set_whatever_is_in_memory_and_on_disk(
     assert len(seen) == len(oracle)
 
 
+@pytest.mark.slow
 def test_merges_runs_larger_than_a_merge_block_and_deletes_the_old_files(tmp_path: Path) -> None:
     seen = SeenHashes(tmp_path, memory_hashes=1000)
     hashes = np.random.default_rng(0).permutation(np.arange(400_000, dtype=np.uint64))

@@ -164,6 +164,7 @@ def test_negatives_stand_in_for_unseen_documents_and_at_the_end(log: GroupBlock,
                 np.testing.assert_array_equal(found, before)
 
 
+@pytest.mark.slow
 def test_every_other_document_is_drawn_equally_often(make_block: Make) -> None:
     block = make_block([[0.0] * n for n in (3, 5, 2)])
     drawn = np.stack([_draw_others(block, np.array([0, 4, 1]), seed) for seed in range(2000)])

@@ -155,6 +155,7 @@ def test_counts_are_of_what_is_left(tmp_path: Path) -> None:
     assert after.manifest.lacking == before.manifest.lacking
 
 
+@pytest.mark.slow
 def test_no_id_is_left_anywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     before = made(tmp_path)
     assert before.manifest.quarantine
@@ -173,6 +174,7 @@ def test_no_id_is_left_anywhere(tmp_path: Path, caplog: pytest.LogCaptureFixture
     assert not (tmp_path / "data" / "quarantine").exists()
 
 
+@pytest.mark.slow
 def test_what_prepare_made_first_of_raw_rows_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log, count = tmp_path / "log.parquet", {"kind": "count", "by": "d"}
     row = {"act": "shown", "time": 10**9, "y": 1.0, "f": 0.5, "s": "s"}
@@ -229,6 +231,7 @@ def test_a_file_or_a_period_of_which_nothing_is_left_is_gone(tmp_path: Path) -> 
     assert open_dataset(after.url) == after
 
 
+@pytest.mark.slow
 def test_what_cannot_be_erased_is_one_line(tmp_path: Path) -> None:
     before = made(tmp_path)
     for column in ("meta_nobody", "features", "labels"):

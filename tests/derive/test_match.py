@@ -91,6 +91,7 @@ def expected(path: Path, texts: dict[str, Sequence[str]]) -> dict[tuple[str, int
 ALL = {"title": ("title",), "body": ("body",), "all": ("title", "body")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ids", [True, False])
 def test_each_document_has_the_measures_of_its_texts(ids: bool, tmp_path: Path) -> None:
     path = log(tmp_path, ids=ids)
@@ -111,6 +112,7 @@ def test_each_document_has_the_measures_of_its_texts(ids: bool, tmp_path: Path) 
     assert origins(out)("w1") & origins(data)("w1")  # so that splits do not mix the two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups_per_block", [1, 2, 5])
 @pytest.mark.parametrize("known", [0, 6, 12])
 def test_a_document_counts_once_however_blocks_are_cut(groups_per_block: int, known: int, tmp_path: Path) -> None:
@@ -135,6 +137,7 @@ def test_a_document_counts_once_however_blocks_are_cut(groups_per_block: int, kn
     assert found.occurrences_V.sum() == sum(map(len, titles))
 
 
+@pytest.mark.slow
 def test_later_data_can_have_the_same_statistics(tmp_path: Path) -> None:
     path = log(tmp_path)
     whole = matched(prepared(path, tmp_path / "data").url, tmp_path / "whole")
@@ -174,6 +177,7 @@ def test_damaged_statistics_are_named(tmp_path: Path) -> None:
             matched(data, tmp_path / "other", counted=[], statistics=out.url)
 
 
+@pytest.mark.slow
 def test_a_relabelled_data_set_keeps_the_statistics(tmp_path: Path) -> None:
     out = matched(prepared(log(tmp_path), tmp_path / "data").url, tmp_path / "out")
     steps = RelabelConfig.model_validate({"steps": [{"kind": "min_docs", "documents": 2}]})
@@ -183,6 +187,7 @@ def test_a_relabelled_data_set_keeps_the_statistics(tmp_path: Path) -> None:
     assert rows_of(again) == rows_of(out)
 
 
+@pytest.mark.slow
 def test_appending_features_changes_no_label_that_a_later_step_draws(tmp_path: Path) -> None:
     data, steps = prepared(log(tmp_path), tmp_path / "data").url, [{"kind": "labelled_fraction", "fraction": 0.5}]
     RelabelJob.model_validate({"data": data, "out": str(tmp_path / "alone"), "relabel": {"steps": steps}}).run()
@@ -190,6 +195,7 @@ def test_appending_features_changes_no_label_that_a_later_step_draws(tmp_path: P
     assert [row["labels"] for row in alone] == [row["labels"] for row in beside]
 
 
+@pytest.mark.slow
 def test_later_steps_read_the_new_features(tmp_path: Path) -> None:
     data, order = prepared(log(tmp_path), tmp_path / "data").url, {"kind": "click_order", "feature": "bm25_all"}
     once, first = matched(data, tmp_path / "once", order), matched(data, tmp_path / "first").url
@@ -227,6 +233,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "message"), BAD)
 def test_what_does_not_fit_is_named(settings: dict[str, Any], message: str, tmp_path: Path) -> None:
     data = prepared(log(tmp_path), tmp_path / "data").url
@@ -235,6 +242,7 @@ def test_what_does_not_fit_is_named(settings: dict[str, Any], message: str, tmp_
         matched(data, tmp_path / "out", **settings)
 
 
+@pytest.mark.slow
 def test_statistics_of_other_texts_are_refused(tmp_path: Path) -> None:
     data = prepared(log(tmp_path), tmp_path / "data").url
     titles = matched(data, tmp_path / "titles", documents=["title"])

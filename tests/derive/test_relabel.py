@@ -99,6 +99,7 @@ def test_counts_add_up_after_every_step(write: Write, apply: Apply, rows_of: Row
         assert summary.mean == pytest.approx(x[:, feature].mean(), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_relevance_is_the_first_label_where_there_is_a_label(write: Write, apply: Apply, rows_of: Rows) -> None:
     source = write(graded(60, periods=("a", "b")))
     first = {row["features"][0][2]: row["labels"] for row in rows_of(source)}
@@ -112,6 +113,7 @@ def test_relevance_is_the_first_label_where_there_is_a_label(write: Write, apply
     assert all(row["labels"] == row["relevance"] for row in rows_of(once) if row["period"] == "b")
 
 
+@pytest.mark.slow
 def test_a_step_leaves_everything_else_unchanged(write: Write, apply: Apply, rows_of: Rows) -> None:
     more = {
         "doc_ids": lambda q: None if q % 3 == 0 else [f"d{q}", *[None] * 20],
@@ -207,6 +209,7 @@ def test_steps_run_in_the_order_given(write: Write, apply: Apply, rows_of: Rows)
     assert len(dropped_after) == 12 + sum(y == 4 for y in best)
 
 
+@pytest.mark.slow
 def test_the_labelled_fraction_is_of_all_periods_together(write: Write, apply: Apply, rows_of: Rows) -> None:
     source = write(graded(100, periods=("a", "b", "c")))
     url = apply(source, {"kind": "labelled_fraction", "fraction": 0.25, "periods": ["a", "c"]})
@@ -223,6 +226,7 @@ def test_the_labelled_fraction_is_of_all_periods_together(write: Write, apply: A
     assert sorted(labelled) == [q for q in range(100) if q % 5 != 4][:20]
 
 
+@pytest.mark.slow
 def test_short_lists_are_dropped_counted_and_leave_gids_without_gaps(write: Write, apply: Apply, rows_of: Rows) -> None:
     rows = graded(100, periods=("a", "b"))
     long = {q for q, row in enumerate(rows) if len(row["features"]) >= 5 or row["period"] == "b"}
@@ -256,6 +260,7 @@ def test_groups_stay_different_when_lists_are_sampled_twice(write: Write, apply:
         assert open_dataset(url).manifest.counts().labelled == round(fraction * labelled)
 
 
+@pytest.mark.slow
 def test_a_stream_serves_the_new_labels_weights_and_positions(write: Write, apply: Apply) -> None:
     weights = {"kind": "click_ratio_weights", "depth": 2}
     url = apply(write(graded(60)), {**CLICKS, "user": {"kind": "pbm", "eta": 0.5}}, weights)
@@ -348,6 +353,7 @@ def test_metrics_report_what_each_step_did(synthetic_dataset: str, tmp_path: Pat
     assert records[0]["groups_dropped"] > 0
 
 
+@pytest.mark.slow
 def test_stopped_half_way_leaves_the_old_data_set(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -139,6 +139,7 @@ def still(rows: list[Row]) -> list[Row]:
     return [{**row, "doc_ids": [f"{row['meta_query']}-{p}" for p in row["positions"]]} for row in rows]
 
 
+@pytest.mark.slow
 def test_it_refuses_where_no_document_moves(rows: list[Row], tmp_path: Path) -> None:
     found = config(write_log(str(tmp_path / "still"), still(rows)), depth=6).understood()
     assert found.propensities.harvested is None
@@ -174,6 +175,7 @@ def test_it_refuses_positions_that_nothing_links_and_names_the_depth_that_would_
     assert config(url, depth=4).understood().propensities.harvested is not None
 
 
+@pytest.mark.slow
 def test_em_needs_documents_that_were_shown_often(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(click_log, "_IMPRESSIONS_PER_PAIR", 500)
     found = config(data, depth=6).understood()
@@ -263,6 +265,7 @@ def test_a_sample_is_of_whole_queries(data: str) -> None:
     assert read.tally.groups == 1800
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("column", "remedy"),
     [("positions", "columns.positions"), ("clicks", "columns.clicks"), ("doc_ids", "columns.item")],
@@ -305,7 +308,7 @@ def test_the_job_reports_and_is_done_once(data: str, tmp_path: Path, capsys: pyt
     assert "| position | " in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("jitter", "trust"), [(2.0, 0.0), (0.0, 0.0), (2.0, 0.5)])
 def test_what_relabelling_simulates_is_found(rows: list[Row], tmp_path: Path, jitter: float, trust: float) -> None:
     graded = [{**row, "clicks": None} for row in rows[::30]]

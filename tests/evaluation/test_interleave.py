@@ -94,6 +94,7 @@ def test_equal_rankers_have_no_difference(user: User) -> None:
     assert ttest_1samp(team_QM[:, 0] - team_QM[:, 1], 0).pvalue > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("user", [PositionBased(), Cascade()])
 def test_the_better_ranker_wins_the_surer_the_more_impressions_there_are(user: User) -> None:
     def wins(n: int) -> NDArray[np.float64]:
@@ -154,7 +155,7 @@ def coverage(repetitions: int, groups: int, per_group: int) -> dict[str, float]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_intervals_cover_the_true_lift() -> None:
     assert all(0.9 <= share <= 0.985 for share in coverage(300, 60, 2).values())
 
@@ -276,6 +277,7 @@ def test_names_and_batches_do_not_matter_and_order_negates(
         assert one.methods[method].lift.mean == -other.methods[method].lift.mean  # type: ignore[operator]
 
 
+@pytest.mark.slow
 def test_rankers_that_have_seen_test_periods_are_refused(rankers: dict[str, str], tmp_path: Path) -> None:
     splits = {name: {"data": rankers["data"], "periods": p} for name, p in (("train", "a"), ("validation", "b"))}
     trees, scores = str(tmp_path / "trees"), str(tmp_path / "scores")
@@ -339,6 +341,7 @@ def test_balanced_lists_are_those_of_the_algorithm() -> None:
         assert all(len(f) == len(a) for f, (a, _) in zip(found, PAIRS, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [None, 1, 3])
 def test_team_drafts_are_those_of_the_algorithm_for_all_coins(depth: int | None) -> None:
     cases = [(a, b, coins) for a, b in PAIRS for coins in itertools.product((0, 1), repeat=(len(a) + 1) // 2)]

@@ -115,6 +115,7 @@ def test_goals_are_those_of_a_loop_whatever_the_file(kind: str, tmp_path: Path) 
     assert "Verdict: A/B test" in markdown(document(verdict))
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing_and_new_rows_are_judged(tmp_path: Path) -> None:
     log = write(ab_rows(), tmp_path / "log.csv")
     assert job(log, tmp_path).run(show=False)
@@ -123,6 +124,7 @@ def test_a_second_run_does_nothing_and_new_rows_are_judged(tmp_path: Path) -> No
     assert job(log, tmp_path).run(show=False)
 
 
+@pytest.mark.slow
 def test_every_row_is_used_or_left_out_for_one_reason(tmp_path: Path) -> None:
     good = ab_rows()
     odd = good.iloc[:6].assign(orders=1.0).astype(object)
@@ -155,6 +157,7 @@ def test_every_row_is_used_or_left_out_for_one_reason(tmp_path: Path) -> None:
     assert alone.goals == verdict.goals
 
 
+@pytest.mark.slow
 def test_a_sample_ratio_that_chance_does_not_give_is_refused(tmp_path: Path) -> None:
     rows = ab_rows(1000)
     lost = rows[(rows["arm"] == "old") | (rows["user"].str[-1] > "2")]
@@ -181,6 +184,7 @@ def test_users_of_several_arms_are_refused_with_their_number(tmp_path: Path) -> 
         of_job.run(show=False)
 
 
+@pytest.mark.slow
 def test_a_look_before_the_end_is_no_verdict(tmp_path: Path) -> None:
     rows = ab_rows()
     early = found(job(write(rows[rows["day"] < "2026-03-10"], tmp_path / "log.csv"), tmp_path))
@@ -193,6 +197,7 @@ def test_a_look_before_the_end_is_no_verdict(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_p_values_are_adjusted_for_all_goals_and_arms(tmp_path: Path) -> None:
     rows = ab_rows(900, lift=0.3)
     third = rows[rows["user"].str[-1].isin(["1", "2", "3"])].assign(arm="third")
@@ -204,6 +209,7 @@ def test_p_values_are_adjusted_for_all_goals_and_arms(tmp_path: Path) -> None:
     assert verdict.goals[int(p.argmin())].p_holm == pytest.approx(10 * p.min())
 
 
+@pytest.mark.slow
 def test_interleaving_is_judged_by_user_and_negated_by_exchange(tmp_path: Path) -> None:
     rows = interleaved_rows()
     log = write(rows, tmp_path / "log.parquet")
@@ -232,6 +238,7 @@ def test_lists_that_begin_with_one_ranking_or_have_two_users_are_refused(tmp_pat
     assert found(interleaving(str(tmp_path / "clicked.csv"), tmp_path, of_log=alone)).ratio is None
 
 
+@pytest.mark.slow
 def test_a_plan_gives_the_users_that_a_lift_takes(tmp_path: Path) -> None:
     past = ab_rows().drop(columns="arm")
     log = write(past, tmp_path / "past.csv")
@@ -294,6 +301,7 @@ def test_the_report_says_whether_ndcg_foresaw_the_sign(evaluated: str, tmp_path:
             job(log, tmp_path, offline={"evaluation": evaluated, "methods": methods}).run(show=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -332,6 +340,7 @@ def test_settings_that_do_not_fit_are_refused(
         make("log.csv", tmp_path, **change)
 
 
+@pytest.mark.slow
 def test_the_command_has_status_3_where_users_were_not_drawn_as_planned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

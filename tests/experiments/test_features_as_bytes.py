@@ -20,7 +20,7 @@ METHODS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_weights_trees_and_metrics_are_bit_equal(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

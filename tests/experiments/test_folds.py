@@ -133,7 +133,7 @@ def test_the_comparison_is_over_all_test_groups(done: tuple[Path, Crossval, list
     assert clear.p < 0.05
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_draws_of_labels_are_crossed_with_the_groups_of_their_fold(tmp_path: Path) -> None:
     write_folds(tmp_path)
     splits = settings(tmp_path)["splits"]

@@ -183,6 +183,7 @@ def test_a_negative_gain_or_weight_is_a_rejected_row_that_is_named(
         prepared(wrong.iloc[:50], tmp_path / "few", **{use: "revenue"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("weights", "said"),
     [
@@ -200,6 +201,7 @@ def test_a_ranker_refuses_weights_that_are_none(weights: NDArray[np.float64], sa
         Ranker("lightgbm").fit(frame, query="q", label="y", weights="w")
 
 
+@pytest.mark.slow
 def test_a_data_set_that_was_prepared_without_the_rule_is_refused(
     log: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +211,7 @@ def test_a_data_set_that_was_prepared_without_the_rule_is_refused(
         check_weights(select(splits_of(data).train, labelled=True))
 
 
+@pytest.mark.slow
 def test_a_relabelled_data_set_keeps_gains_and_random_negatives_have_none(
     datasets: dict[str, Dataset], tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_pretrained_encoder_reads_what_is_left_and_its_finetuning_too(
     assert bundles[0].contents == bundles[1].contents
 
 
+@pytest.mark.slow
 def test_an_encoder_that_reads_what_is_left_out_is_refused(synthetic_dataset: str, tmp_path: Path) -> None:
     train = splits(synthetic_dataset)["train"]
     encoder = run(PretrainJob, tmp_path / "pretrained", train=train, pretrain=PRETRAIN)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from nightly import nightly
 
 from ltrscale import bundle
 from ltrscale.config import validate
@@ -48,7 +49,7 @@ def seed_run(data: str, out: Path, of: str) -> SeedRun:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("of", ["gbdt", "xgboost", "tuned", "tuned_network"])
+@pytest.mark.parametrize("of", ["gbdt", *map(nightly, ("xgboost", "tuned")), "tuned_network"])
 def test_the_scores_are_the_mean_of_those_of_different_runs(synthetic_dataset: str, tmp_path: Path, of: str) -> None:
     made = seed_run(synthetic_dataset, tmp_path, of)
     mean = bundle.load(made.model("mean"))
@@ -99,7 +100,7 @@ def test_folds_of_a_split_that_is_a_fold_lie_within_it(synthetic_dataset: str, t
         assert not (kept & held_out.kept_labelled).any()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("of", ["tuned", "tuned_network"])
 def test_runs_of_a_tuned_method_have_the_settings_of_one_search(
     synthetic_dataset: str, tmp_path: Path, of: str

@@ -163,6 +163,7 @@ def test_settings_that_nothing_would_read_are_named_before_anything_runs(
         small(tmp_path, *changes)
 
 
+@pytest.mark.slow
 def test_labels_to_test_on_that_are_missing_are_named_before_training(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"evaluate_on: .*data has no 'relevance', which relabelled data sets have"):
         small(tmp_path / "out", "evaluate_on=[labels, relevance]").run()
@@ -228,7 +229,7 @@ def test_methods_that_build_on_others_are_taken() -> None:
     assert list(pipeline(methods=methods).methods) == list(methods)  # what a method builds on may stand after it
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: Path) -> None:
     finetune = {"head_epochs": 1, "epochs": 1, "stream": {"docs_per_batch": 500}}
     binary = {"kind": "binary_feedback", "sharpness": 4, "tau": 0.5, "periods": ["2026-W01", "2026-W02", "2026-W03"]}
@@ -275,7 +276,7 @@ def test_methods_built_on_others_are_trained_once_on_relabelled_data(tmp_path: P
     assert written_directories(config) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_network_learns_clicks_then_labels_and_a_stack_reads_both(tmp_path: Path) -> None:
     """As SUN23: what has only learnt clicks is trained once, also for the folds of the stack over it; judgements that
     the stack does not learn from choose its epoch."""

@@ -80,7 +80,7 @@ def peaks(head: int, full: int, head_epochs: int) -> Callable[..., float]:
     return validate
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("is_pretrained", "settings"),
     [
@@ -179,6 +179,7 @@ def write(out: Path, values: dict[str, Any]) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_pipeline_ends_with_the_commands_that_come_next(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,7 +209,7 @@ def test_a_pipeline_ends_with_the_commands_that_come_next(
     assert bundle.load(final.out).count("trees")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pipeline_makes_final_models_last(synthetic_dataset: str, tmp_path: Path) -> None:
     out, refit = tmp_path / "out", ["refit.methods=[gbdt, net, tuned]"]
     made = written_directories(pipeline(synthetic_dataset, out, *refit))

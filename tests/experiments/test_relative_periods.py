@@ -91,6 +91,7 @@ def test_splits_that_overlap_are_refused_by_name(data: str) -> None:
         check_disjoint(Splits.model_validate({**job(data, "x").splits.model_dump(), "gap": 1}))
 
 
+@pytest.mark.slow
 def test_an_output_records_names_and_is_that_of_the_names(data: str, tmp_path: Path) -> None:
     out = str(tmp_path / "trees")
     assert job(data, out).run()

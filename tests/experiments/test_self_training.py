@@ -163,7 +163,7 @@ def divergence(taught: QueryGroups, scores_N: torch.Tensor, temperature: float) 
     return sum(float((t_L.exp() * (t_L - s_L)).sum()) for t_L, s_L in logs) / len(logs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_list_net_teaches_the_softmax_of_each_list_and_standardised_squares_do_not(url: str, tmp_path: Path) -> None:
     """Squared error against standardised scores, the default, drops how far apart the teacher's scores are."""
     finetune = {**FINETUNE, "epochs": 15, "optimizer": {"learning_rate": 3e-2}}
@@ -194,6 +194,7 @@ def test_list_net_teaches_the_softmax_of_each_list_and_standardised_squares_do_n
     assert min(left("at_4", 1), left("at_1", 4), left("squares", 1), left("squares", 4)) > 0.1
 
 
+@pytest.mark.slow
 def test_trees_go_on_from_their_student(url: str, tmp_path: Path) -> None:
     out = bundle.load(seed_run(url, tmp_path, method("trees")).model("new"))
     assert out.contents["start.txt"] == bundle.load(str(tmp_path / "new" / "student")).content
@@ -209,7 +210,7 @@ def test_a_student_may_learn_some_groups_only(url: str, tmp_path: Path, groups: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "fold"), [("tuned", FOLD), nightly("tuned", None), nightly("trees", FOLD), ("trees", None)], ids=str
+    ("name", "fold"), [nightly("tuned", FOLD), nightly("tuned", None), ("trees", FOLD), nightly("trees", None)], ids=str
 )
 def test_labels_that_are_not_in_use_are_not_read(
     write_dataset: WriteDataset, url: str, tmp_path: Path, name: str, fold: dict[str, int] | None
@@ -306,6 +307,7 @@ def test_methods_that_cannot_teach_or_learn_are_named(changes: dict[str, Any], m
         methods_of(**others, new=method("scratch", **changes))
 
 
+@pytest.mark.slow
 def test_a_method_that_learns_elsewhere_teaches_there(url: str, tmp_path: Path) -> None:
     """The groups that are scored, and the labels that come last, are those of its entry in learn_from."""
     values = methods_of(new={**method("trees"), "runs": 1}).model_dump()

@@ -107,7 +107,7 @@ CHANGES = 24
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["killed", *map(nightly, ("full", "stopped", "twins")), "taken back"])
+@pytest.mark.parametrize("how", [*map(nightly, ("killed", "full", "stopped", "twins")), "taken back"])
 def test_a_reader_finds_a_whole_bundle_at_every_look(tmp_path: Path, how: str) -> None:
     out, processes = tmp_path / "out", get_context("forkserver")
     processes.set_forkserver_preload(["ltrscale.experiments.weekly", "pytest"])
@@ -149,6 +149,7 @@ def test_a_reader_finds_a_whole_bundle_at_every_look(tmp_path: Path, how: str) -
     assert {path.name for path in out.iterdir()} == {"service", "service.json"}, "nothing is left over"
 
 
+@pytest.mark.slow
 def test_the_last_models_stay_and_older_ones_go(tmp_path: Path) -> None:
     out, served = str(tmp_path / "out"), list[str]()
     for number in range(9):

@@ -107,7 +107,7 @@ def test_only_what_changed_is_trained_again_and_a_stack_has_seen_what_its_member
         )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pipeline_compares_a_stack_with_its_members(synthetic_dataset: str, tmp_path: Path) -> None:
     methods = {
         "gbdt": GBDT,
@@ -128,7 +128,7 @@ def test_a_pipeline_compares_a_stack_with_its_members(synthetic_dataset: str, tm
     assert [[trial["kind"] for trial in method["trials"]] for method in metrics["methods"]] == [["trees"]] * 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_ready_bundle_that_has_seen_the_labels_is_refused_with_a_remedy(
     synthetic_dataset: str, tmp_path: Path
 ) -> None:

@@ -197,7 +197,7 @@ def test_week_12_goes_into_service_and_week_13_does_not(
     assert service(place).period == "2026-W13"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_command_goes_on_from_wherever_it_was_stopped(serving: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if another week joins the data set meanwhile: it ends on what it began with."""
     assert service(serving).period == "2026-W11"
@@ -234,7 +234,7 @@ def test_the_same_command_goes_on_from_wherever_it_was_stopped(serving: Path, mo
     assert judged_on(serving, "2026-W12") == ("2026-W12",)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_week_that_was_stopped_does_not_replace_the_model_of_a_later_one(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,7 +342,7 @@ def test_other_bounds_judge_a_week_anew_against_the_same_model(place: Path) -> N
     assert service(place) == first
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_what_serves_outlives_the_bundle_that_it_was_copied_from(place: Path) -> None:
     """A pipeline that runs again replaces its own bundle, ungated, and the next one has learnt from later periods."""
     pipeline = load(PipelineJob, str(place / "pipeline.yaml"), ["methods.three=null"])
@@ -357,7 +357,7 @@ def test_what_serves_outlives_the_bundle_that_it_was_copied_from(place: Path) ->
     assert (service(place), contents(serving.bundle)) == (serving, served)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # of MLflow's libraries
 def test_the_model_before_is_put_into_service_again_and_a_done_week_does_not_undo_it(
     place: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
@@ -390,7 +390,7 @@ def test_the_model_before_is_put_into_service_again_and_a_done_week_does_not_und
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_changed_model_in_service_is_refused_and_the_one_before_it_serves_again(serving: Path) -> None:
     old = service(serving)
     with Path(old.bundle, "model.txt").open("a") as file:

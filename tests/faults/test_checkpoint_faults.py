@@ -137,7 +137,7 @@ def killed_everywhere(_: int, data: str, folder: str) -> None:
     assert outcomes.count(3) > 3
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_killed_at_each_point_of_a_save(synthetic_dataset: str, tmp_path: Path) -> None:
     mp.spawn(killed_everywhere, args=(synthetic_dataset, str(tmp_path)))
 
@@ -269,7 +269,7 @@ def test_a_disk_that_is_full_for_a_while(
     assert bundle.load(str(small_disk / "out")).content == undisturbed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_disk_that_stays_full(
     synthetic_dataset: str, small_disk: Path, undisturbed: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -181,6 +181,7 @@ def test_a_signal_to_a_single_process(
     job.check_finished(expected(1))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options", ["", pytest.param("--workers 2", marks=[pytest.mark.ray, pytest.mark.nightly])], ids=["alone", "ray"]
 )

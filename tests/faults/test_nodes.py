@@ -111,6 +111,7 @@ def test_a_node_that_is_given_notice_is_left_with_no_step_lost(
     check_exactly_once(steps)
 
 
+@pytest.mark.slow
 def test_workers_join_and_leave_an_epoch_under_way_and_no_step_is_lost_or_repeated(
     two_nodes: Cluster, synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -123,7 +123,7 @@ def test_what_is_written_and_read_through_faults_is_the_same(
     assert proxy.failed
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.s3
 @pytest.mark.parametrize("share", [0.1, nightly(0.5)])
 def test_a_data_set_prepared_and_streamed_through_an_overloaded_store_is_the_same(

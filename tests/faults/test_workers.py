@@ -95,7 +95,7 @@ def test_any_number_of_workers_reads_the_same_global_batches(undisturbed: Callab
     assert last_executions(steps) == last_executions(str(undisturbed(1) / "steps"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_resumed_by_other_numbers_of_workers_the_order_is_the_same(
     undisturbed: Callable[[int], Path], synthetic_dataset: str, tmp_path: Path
 ) -> None:

@@ -83,6 +83,7 @@ def test_what_is_added_is_as_if_made_at_once(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out" / "quarantine").iterdir())) == 3
 
 
+@pytest.mark.slow
 def test_what_is_unique_within_its_query_or_a_copy_is_said_once_and_not_with_each_week(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,6 +122,7 @@ def test_the_order_of_the_columns_of_the_inputs_does_not_matter(tmp_path: Path) 
         prepare(config(tmp_path / "one"), str(tmp_path / "none"))
 
 
+@pytest.mark.slow
 def test_what_is_added_gets_the_order_of_the_data_set(tmp_path: Path) -> None:
     parts = [write_days(tmp_path, [day], broken=0) for day in (1, 2)]
     backwards = {"kind": "items", "columns": {**COLUMNS, "features": ["f2", "f1"]}}
@@ -130,6 +132,7 @@ def test_what_is_added_gets_the_order_of_the_data_set(tmp_path: Path) -> None:
     assert [feature.name for feature in added.manifest.features] == ["f2", "f1"]
 
 
+@pytest.mark.slow
 def test_the_same_command_again_does_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     job = {"out": str(tmp_path / "out"), "prepare": config(write_days(tmp_path, [1])).model_dump()}
     more = {**job, "prepare": config(write_days(tmp_path, [2]), add=True).model_dump()}
@@ -147,6 +150,7 @@ def test_the_same_command_again_does_nothing(tmp_path: Path, caplog: pytest.LogC
     assert open_dataset(job["out"]).manifest.periods == ["2026-03-01", "2026-03-02", "2026-03-03"]
 
 
+@pytest.mark.slow
 def test_what_was_added_is_not_replaced_unasked(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     prepare(config(write_days(tmp_path, [1])), out)
@@ -157,6 +161,7 @@ def test_what_was_added_is_not_replaced_unasked(tmp_path: Path) -> None:
     assert open_dataset(out) == before
 
 
+@pytest.mark.slow
 def test_a_data_set_in_parts_knows_its_additions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "_FEW_FILES", 1)
     out = str(tmp_path / "out")
@@ -245,6 +250,7 @@ def test_what_does_not_fit_is_one_line_and_changes_nothing(
     ]
 
 
+@pytest.mark.slow
 def test_ids_return_from_every_addition(tmp_path: Path) -> None:
     parts = [write_days(tmp_path, [day], broken=0) for day in (1, 2, 3)]
     back = pa.concat_tables([pq.read_table(parts[0])[:30], pq.read_table(parts[1])[:30]])
@@ -283,6 +289,7 @@ def test_hashes_that_were_changed_are_named(tmp_path: Path) -> None:
         prepare(config(second, add=True), str(tmp_path / "out"))
 
 
+@pytest.mark.slow
 def test_fixed_periods_record_no_hashes(tmp_path: Path) -> None:
     train = {"path": str(write_days(tmp_path, [1])), "period": "train"}
     out = str(tmp_path / "out")
@@ -305,6 +312,7 @@ def test_only_what_prepare_made_is_added_to(tmp_path: Path) -> None:
         prepare(config(write_days(tmp_path, [2]), add=True), out)
 
 
+@pytest.mark.slow
 def test_query_ids_return_from_before_where_neither_has_a_fixed_period(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     old = write_days(tmp_path, [1], broken=0)
@@ -354,6 +362,7 @@ def test_a_crash_anywhere_leaves_the_old_data_set(tmp_path: Path, monkeypatch: p
     assert by_gid(added)[: len(rows)] == rows
 
 
+@pytest.mark.slow
 def test_an_accounting_adds_up_after_every_addition(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     sums: list[Accounting] = []
@@ -376,6 +385,7 @@ def test_rows_that_are_rejected_twice_are_twice_in_the_quarantine(tmp_path: Path
     assert len(found) == made.manifest.accounting.rows_rejected == 6
 
 
+@pytest.mark.slow
 def test_more_labels_than_are_counted_stay_uncounted(tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     for k, labels in enumerate((range(40), range(40, 70), range(2))):
@@ -386,6 +396,7 @@ def test_more_labels_than_are_counted_stay_uncounted(tmp_path: Path) -> None:
         assert len(manifest.label_counts) == (40 if k == 0 else 0)
 
 
+@pytest.mark.slow
 def test_the_texts_of_categories_are_those_of_all_periods_until_they_are_too_many(tmp_path: Path) -> None:
     columns = {**COLUMNS, "features": ["f"], "categorical": ["city", "c"]}
 

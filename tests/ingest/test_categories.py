@@ -84,6 +84,7 @@ def test_a_code_does_not_depend_on_the_rest_of_the_data(values: list[str | None]
     np.testing.assert_array_equal(whole, np.concatenate(parts))
 
 
+@pytest.mark.slow
 def test_collisions_are_pairs_of_different_values_with_one_code_however_the_data_is_cut() -> None:
     rng = np.random.default_rng(0)
     values = [f"user-{i}" for i in rng.integers(0, 30_000, 60_000)]

@@ -79,6 +79,7 @@ def values_of(dataset: Dataset, names: Sequence[str] = ()) -> dict[str, list[np.
     return found
 
 
+@pytest.mark.slow
 def test_files_of_earlier_periods_stay_byte_for_byte(tmp_path: Path) -> None:
     out, before = str(tmp_path / "out"), dict[str, str]()
     for week, names in WEEKS.items():
@@ -92,6 +93,7 @@ def test_files_of_earlier_periods_stay_byte_for_byte(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_data_set_without_such_periods_does_not_mention_them(tmp_path: Path) -> None:
     prepare(write_week(tmp_path, "2026-W01", ALWAYS), str(tmp_path / "out"))
     prepare(write_week(tmp_path, "2026-W02", ALWAYS), str(tmp_path / "out"))
@@ -155,6 +157,7 @@ def copy(both: tuple[Dataset, Dataset], tmp_path_factory: pytest.TempPathFactory
     return open_dataset(url)
 
 
+@pytest.mark.slow
 def test_a_data_set_that_is_made_of_it_stores_missing_values(both: tuple[Dataset, Dataset], copy: Dataset) -> None:
     assert copy.manifest.lacking == ()
     for period, batches in values_of(copy).items():

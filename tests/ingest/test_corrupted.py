@@ -211,7 +211,7 @@ def damaged_text(real: Real, shared: Path, folder: Path, damage: str, seed: int 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", TEXT_DAMAGE)
-@pytest.mark.parametrize("name", ["MQ2008", *map(nightly, ("OHSUMED", "OHSUMED-null", "MSLR")), "lightgbm", "msft"])
+@pytest.mark.parametrize("name", ["MQ2008", *map(nightly, ("OHSUMED", "OHSUMED-null", "MSLR", "lightgbm", "msft"))])
 def test_damaged_text_is_accounted_for(shared_data: Path, tmp_path: Path, name: str, damage: str) -> None:
     real = TEXTS[name]
     path = damaged_text(real, shared_data, tmp_path, damage)
@@ -233,6 +233,7 @@ def test_a_damaged_gzip_file_is_an_error_or_accounted_for(
     assert outcome(path, real, shared_data) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("damage", ["empty", "binary"])
 def test_a_file_that_is_not_text_is_an_error(shared_data: Path, tmp_path: Path, name: str, damage: str) -> None:

@@ -68,6 +68,7 @@ def write_events(news: Path, path: Path) -> None:
     events.to_parquet(path)
 
 
+@pytest.mark.nightly
 def test_features_of_the_news_log_come_out(shared_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     news = shared_data / "news"
     monkeypatch.syspath_prepend(news)

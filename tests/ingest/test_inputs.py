@@ -127,6 +127,7 @@ def test_a_renamed_column_of_iceberg_is_refused(tmp_path: Path) -> None:
         fingerprints(config(table.path, table="iceberg"))
 
 
+@pytest.mark.slow
 def test_a_store_of_iceberg_that_does_not_answer_is_no_bad_table(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyiceberg", reason="pyiceberg is not installed")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):

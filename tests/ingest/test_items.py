@@ -58,6 +58,7 @@ def write_parquet(folder: Path, columns: dict[str, Any], name: str = "log.parque
 # real data
 
 
+@pytest.mark.slow
 def test_documentation_search_csv(shared_data: Path) -> None:
     path = shared_data / "csv" / "msft-docs" / "normalized_features.csv.gz"
     mapping = ColumnMapping(query="query_id", label="grade", features=("*",))
@@ -241,6 +242,7 @@ def test_a_column_that_is_mostly_text_is_not_taken_for_numbers(tmp_path: Path) -
     assert np.isnan(explicit.features_NF[:, 1]).all()
 
 
+@pytest.mark.slow
 def test_long_files_are_read_in_blocks_with_their_line_numbers(tmp_path: Path) -> None:
     n = 120_000
     lines = [f"q{i // 10},d{i},{i % 3},{i},{'x' * 60}" for i in range(n)]
@@ -602,6 +604,7 @@ def test_a_flipped_page_names_row_group_and_row(tmp_path: Path) -> None:
         read(path)
 
 
+@pytest.mark.slow
 def test_damage_to_a_footer_raises_one_line_at_most(tmp_path: Path) -> None:
     columns = {"q": ["a"] * 8, "d": [["b"]] * 8, "y": [1] * 8, "f": range(8)}
     path = write_parquet(tmp_path, columns, row_group_size=4, compression="none")

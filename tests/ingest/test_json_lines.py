@@ -104,6 +104,7 @@ TEXTS = st.none() | st.integers(-(2**60), 2**60) | st.text(max_size=3)
 LINES = st.fixed_dictionaries({}, optional={"q": TEXTS, "c": TEXTS, "f": NUMBERS}).map(json.dumps)
 
 
+@pytest.mark.slow
 @given(lines=st.lists(LINES | st.text('{}[]"q:1, \0\r', max_size=9), max_size=8), batch_rows=st.integers(1, 9))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_line_is_lost_and_rows_are_what_the_standard_library_reads(

@@ -139,6 +139,7 @@ def added(table: Path, **settings: Any) -> Dataset:
     return prepare(config(table, **settings), str(table.parent / "out"))
 
 
+@pytest.mark.slow
 def test_what_is_new_since_a_version_is_added(table: Path) -> None:
     deltalake.write_deltalake(table, week(3), mode="append")
     deltalake.write_deltalake(table, week(4), mode="append")
@@ -150,6 +151,7 @@ def test_what_is_new_since_a_version_is_added(table: Path) -> None:
         added(table, since=3)
 
 
+@pytest.mark.slow
 def test_files_that_were_put_together_are_not_new(table: Path) -> None:
     deltalake.DeltaTable(table).optimize.compact()
     deltalake.write_deltalake(table, week(3), mode="append")
@@ -157,6 +159,7 @@ def test_files_that_were_put_together_are_not_new(table: Path) -> None:
     assert periods(table.parent / "out") == {key: [1, 2, 3, 4] for key in ["2026-W01", "2026-W02", "2026-W03"]}
 
 
+@pytest.mark.slow
 def test_new_files_that_were_put_together_are_new(table: Path) -> None:
     # a week is in two files, which are put together with no older one in a partitioned table
     for part in (week(3).slice(0, 2), week(3).slice(2)):
@@ -171,6 +174,7 @@ def test_new_files_that_were_put_together_are_new(table: Path) -> None:
         assert added(table, since=1, version=3).manifest.periods[-1] == "2026-W03"
 
 
+@pytest.mark.slow
 def test_a_period_that_was_rewritten_is_named_and_stays(table: Path, caplog: pytest.LogCaptureFixture) -> None:
     deltalake.DeltaTable(table).delete("week = '2026-W01' AND f < 3")
     deltalake.write_deltalake(table, week(3), mode="append")
@@ -181,6 +185,7 @@ def test_a_period_that_was_rewritten_is_named_and_stays(table: Path, caplog: pyt
     assert "the table has rewritten rows of 2026-W01, 2026-W02, which stay in" in said
 
 
+@pytest.mark.slow
 def test_a_new_period_that_was_written_with_an_old_one_is_an_error(table: Path) -> None:
     everything = pa.concat_tables([week(number) for number in (1, 2, 3)])
     deltalake.write_deltalake(table, everything, mode="overwrite")
@@ -204,6 +209,7 @@ def test_rows_that_are_not_read_are_no_events_of_history(tmp_path: Path) -> None
     assert [row["features"] for row in rows_of(made)] == [[0.5, 0.0], [0.5, 1.0], [0.5, 2.0]]
 
 
+@pytest.mark.slow
 def test_a_log_that_was_cut_off_is_named(table: Path) -> None:
     deltalake.write_deltalake(table, week(3), mode="append")
     deltalake.write_deltalake(table, week(4), mode="append")

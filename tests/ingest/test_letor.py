@@ -373,6 +373,7 @@ def test_blocks_do_not_grow_with_the_file(tmp_path: Path) -> None:
     assert max(size for _, size in wide) <= 1 << 27, "short rows of many features are long arrays"
 
 
+@pytest.mark.slow
 def test_gzip_is_recognised_by_content_and_may_have_several_members(tmp_path: Path) -> None:
     row = b"1 qid:1 1:1 2:2 3:3\n"
     path = tmp_path / "plain.txt"
@@ -509,6 +510,7 @@ def test_ohsumed_with_nulls_has_its_missing_values(shared_data: Path) -> None:
     assert (np.flatnonzero(missing_F) + 1).tolist() == with_nulls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("part", "documents", "queries"), [("train", 3005, 201), ("test", 768, 50)])
 def test_lightgbm_example_has_its_groups(shared_data: Path, part: str, documents: int, queries: int) -> None:
     from sklearn.datasets import load_svmlight_file

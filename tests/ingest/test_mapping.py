@@ -88,6 +88,7 @@ def test_a_value_without_a_grade_is_a_bad_label_that_is_shown(tmp_path: Path, na
     assert rejection.found == "'refund' has no grade (view, cart have one)"
 
 
+@pytest.mark.slow
 @given(
     cuts=st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=5, unique=True).map(sorted),
     values=st.lists(st.none() | st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20),
@@ -145,6 +146,7 @@ EVENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("duplicates", "features", "labels"),
     [
@@ -253,6 +255,7 @@ def by_day(columns: Mapping[str, Any], path: Path) -> Dataset:
 DAYS = {"q": ["a", "b", "c"], "f": [1, 2, 3], "at": [20260214, 20260301, 19991231]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "int", "float", "text"])
 def test_days_that_are_written_as_numbers(tmp_path: Path, kind: str) -> None:
     cast = {"csv": pa.int64(), "int": pa.int32(), "float": pa.float64(), "text": pa.string()}[kind]
@@ -265,6 +268,7 @@ def test_days_that_are_written_as_numbers(tmp_path: Path, kind: str) -> None:
     assert found == {"a": [1, 44], "b": [2, 59], "c": [3, -9498]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format_", ["iso", ["iso", "%d.%m.%Y"]])
 @pytest.mark.parametrize("name", ["log.csv", "log.parquet"])
 @pytest.mark.parametrize("column", ["at", "listed"])
@@ -312,6 +316,7 @@ def test_a_time_that_states_its_zone_is_that_time_in_every_zone(text: str, forma
     assert format_of(text) == format_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "format_"),
     [

@@ -64,6 +64,7 @@ def test_nonsense_names_and_any_order_of_columns_give_the_same_roles(names: list
     check(guessed(log[order]), names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", ["English", "German", "none"])
 def test_an_item_of_a_large_catalogue_is_not_taken_for_its_seller(language: str) -> None:
     """Of 60,000 items hardly one comes twice, while a seller comes in many lists and now and then twice in one."""
@@ -94,6 +95,7 @@ JUDGED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", JUDGED)
 def test_a_judgement_by_any_usual_name_is_the_label(name: str) -> None:
     rng = np.random.default_rng(0)

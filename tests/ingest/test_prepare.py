@@ -109,6 +109,7 @@ def test_the_size_of_blocks_does_not_matter(
     assert pieces.manifest.label_counts == whole.manifest.label_counts
 
 
+@pytest.mark.slow
 def test_a_second_run_does_nothing_until_something_changes(
     log_file: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -186,6 +187,7 @@ def test_unlabelled_groups_have_null_labels_and_partly_labelled_ones_lose_rows(t
     assert dataset.manifest.accounting.rules == {"bad_label": 1}
 
 
+@pytest.mark.slow
 def test_sort_brings_the_rows_of_a_query_together(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     write_log(tmp_path / "log.txt", {f"q{i}": 5 for i in range(50)})
@@ -270,6 +272,7 @@ def test_progress_is_the_share_of_all_bytes(
     assert np.abs(read[:, 0] - read[:, 1]).max() < 0.15
 
 
+@pytest.mark.slow
 def test_too_many_rejections_commit_nothing_and_leave_the_quarantine(log_file: Path, tmp_path: Path) -> None:
     lines = log_file.read_text().splitlines(keepends=True)
     for i in (3, 40, 41, 42, 43, 44, 45):
@@ -478,6 +481,7 @@ def test_a_fold_becomes_three_periods(
     assert sum(len(file.row_groups) for file in manifest.files) >= 64
 
 
+@pytest.mark.slow
 def test_expected_counts_are_checked_before_anything_is_committed(tmp_path: Path) -> None:
     inputs = []
     for period, groups in (("train", {"a": 3, "b": 2}), ("test", {"a": 4})):
@@ -556,6 +560,7 @@ def prepared(frame: pd.DataFrame, folder: Path, **settings: Any) -> None:
     prepare(PrepareConfig.model_validate(values), str(folder / "data"))
 
 
+@pytest.mark.slow
 def test_prepare_warns_of_places_under_other_names_and_of_no_others(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

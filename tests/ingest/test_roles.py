@@ -190,7 +190,7 @@ MANY: dict[str, Callable[[int], Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [nightly(kind) if kind in ("event_time_", "listed_date_") else kind for kind in MANY])
+@pytest.mark.parametrize("kind", [kind if kind in ("f_", "item_id_", "price_") else nightly(kind) for kind in MANY])
 def test_the_work_grows_with_the_columns_and_not_with_their_pairs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {
         "search_id": np.arange(800) // 8,

@@ -178,6 +178,7 @@ def test_parquet_rows_are_shown_as_json(tmp_path: Path) -> None:
         assert json.loads(row["text"]) == rows[row["line"] - 1], row
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string(), pa.binary_view()], ids=str)
 def test_text_of_any_type_is_shown(tmp_path: Path, kind: pa.DataType) -> None:
     table = table_of(dirty_rows())

@@ -68,6 +68,7 @@ def oracle(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: first[row[0]])  # stable: rows of a query stay in order
 
 
+@pytest.mark.slow
 @given(
     ids=st.lists(st.sampled_from(["a", "b", "ß", "", "long " * 9]), max_size=40),
     cuts=st.lists(st.integers(0, 40), max_size=5),
@@ -197,7 +198,7 @@ def test_no_rows_and_no_blocks(tmp_path: Path) -> None:
     assert list(sort_rows(make_blocks([], [], 1), scratch=tmp_path)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_does_not_grow_with_the_input(tmp_path: Path) -> None:
     def blocks(n: int) -> Iterator[RowBlock]:
         rng = np.random.default_rng(0)

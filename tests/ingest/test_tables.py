@@ -158,6 +158,7 @@ def test_a_key_of_csv_that_is_named_as_a_number_is_refused(name: str, folder: Pa
         made(folder, sellers, regions, columns=columns)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
 def test_what_is_no_number_keeps_its_digits(kind: str, folder: Path) -> None:
     write_big(folder)

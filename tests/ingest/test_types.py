@@ -157,6 +157,7 @@ def guessed_of(table: pa.Table, path: Path) -> None:
     assert found.query.name == "q"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, (values, _) in ARROW.items() if name not in ("list of intervals",)])
 def test_a_first_look_at_a_file_passes_over_what_it_cannot_read(name: str, tmp_path: Path) -> None:
     table = pa.table({**BASE, "z": ARROW[name][0]})
@@ -189,6 +190,7 @@ KINDS = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(kind=KINDS)
 def test_what_is_kept_can_be_written_and_looked_at(kind: pa.DataType, tmp_path_factory: pytest.TempPathFactory) -> None:
     plain = cols.plain(pa.table({**BASE, "z": pa.nulls(N, kind)}))

@@ -216,6 +216,7 @@ def test_ids_return_across_files_of_a_scope_and_not_across_scopes(tmp_path: Path
     assert rejected == [0, 1, 1]
 
 
+@pytest.mark.slow
 def test_a_group_beyond_the_cap_is_counted_and_not_held(tmp_path: Path) -> None:
     rows = [Row("long")] * 100_000 + [Row("next")]
     with Commit(str(tmp_path / "out")) as commit:

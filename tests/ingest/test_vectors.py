@@ -159,6 +159,7 @@ def test_values_of_json_that_are_no_numbers_are_rejected_with_the_column(tmp_pat
     ]
 
 
+@pytest.mark.slow
 def test_infinite_numbers_follow_the_rule_of_all_features(tmp_path: Path) -> None:
     emb = pa.array([[1.0, np.inf], [1.0, 2.0], [1e39, 1.0]] * 4, pa.list_(pa.float64()))
     log = write(tmp_path, {"q": ["a"] * 12, "y": [0, 1, 0] * 4, "price": range(12), "emb": emb, "other": emb})
@@ -175,6 +176,7 @@ def test_infinite_numbers_follow_the_rule_of_all_features(tmp_path: Path) -> Non
         assert [each.missing for each in manifest.summaries[-2:]] == [8, 8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3, 64, 1030])
 def test_similarities_are_those_of_numpy(size: int, tmp_path: Path) -> None:
     rng = np.random.default_rng(size)
@@ -261,6 +263,7 @@ def test_a_text_that_is_no_list_of_numbers_is_rejected_with_the_text(tmp_path: P
     ]
 
 
+@pytest.mark.slow
 def test_fills_take_the_numbers_of_a_vector_as_a_group(tmp_path: Path) -> None:
     manifest = prepared(tmp_path, write(tmp_path, {**LOG, "emb": VECTORS}), vectors={"emb": D}, fill={"emb.*": 0.5})
     assert manifest.fills == dict.fromkeys(NAMES, 0.5)

@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nightly import nightly
 
 from jobs.bench import bench, device, growth, losses, metrics, models, prepare, training
 from jobs.bench.measure import Cost, Row
 from ltrscale.config import kind_of, members
 from ltrscale.errors import InputError
 from ltrscale.models.choices import FeatureEncoderConfig
+from ltrscale.models.encoders import MLPConfig
 from ltrscale.pretext.choices import FeatureMethodConfig
+from ltrscale.pretext.contrast import SimCLRRankConfig
 from ltrscale.ranking.choices import MetricConfig
 from ltrscale.ranking.loss_choices import LossConfig
 
@@ -82,7 +85,7 @@ def test_what_cannot_be_measured_is_refused_before_the_work(only: str, quick: bo
         bench.BenchJob(only=(only,), quick=quick).run()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_evaluating_committed_scores_is_timed_beside_two_scans(tmp_path: Path) -> None:
     whole, needed = metrics.speed(tmp_path, 300, metrics.SHORT)
     assert whole.goal == 0.3
@@ -92,7 +95,14 @@ def test_evaluating_committed_scores_is_timed_beside_two_scans(tmp_path: Path) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cls", [*members(FeatureMethodConfig), *members(FeatureEncoderConfig)], ids=kind_of)
+@pytest.mark.parametrize(
+    "cls",
+    [
+        cls if cls in (SimCLRRankConfig, MLPConfig) else nightly(cls)
+        for cls in (*members(FeatureMethodConfig), *members(FeatureEncoderConfig))
+    ],
+    ids=kind_of,
+)
 def test_a_step_of_every_objective_and_through_every_encoder_is_counted(cls: type) -> None:
     what = "method" if cls in members(FeatureMethodConfig) else "encoder"
     step = device.steps()[f"{what} {kind_of(cls)}"]
@@ -108,7 +118,7 @@ def test_the_encoder_of_text_is_timed_beside_its_padded_form(monkeypatch: pytest
     assert memory.figure == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_preparing_rows_of_items_is_timed_beside_duckdb() -> None:
     rows = [*prepare.bench_items(queries=20)]
     assert len(rows) == 3
@@ -132,7 +142,7 @@ def test_every_stage_takes_a_list_above_its_budget_of_documents(tmp_path: Path) 
     assert max(cost.memory for cost in taken.values()) < 10 * shape.longest_bytes + (400 << 20)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_step_with_a_table_on_the_host_sends_and_takes_less_than_with_a_dense_one() -> None:
     for row in growth.table_rows(1_000_000, repeats=3):
         assert row.figure is not None

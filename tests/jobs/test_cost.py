@@ -80,7 +80,7 @@ def test_a_fit_to_what_the_model_says_finds_the_model_again(host_s: float) -> No
     assert fit_host(steps, WORK, network, 2) == pytest.approx(host_s, abs=1e-12)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_run_of_two_workers_takes_at_least_its_sleep(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     write_groups(data)

@@ -145,6 +145,7 @@ def test_every_key_is_explained_when_it_is_asked_for(command: Command) -> None:
         assert f"{name}{next(key.default for key in find(every, name))}\n" in command.help(name)
 
 
+@pytest.mark.slow
 def test_a_key_with_very_many_below_it_is_shown_one_level_deep_with_an_entry_a_kind() -> None:
     (command,) = (command for command in commands() if command.name == "pipeline")
     text = command.help("methods")
@@ -241,7 +242,7 @@ def test_help_imports_neither_the_room_of_a_job_nor_its_libraries() -> None:
     assert set(rooms) <= {"config", "errors", "progress", "signals", "storage", "texts"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_no_job_loads_what_few_need_before_they_do() -> None:
     """Torch's compiler, pandas and scipy.stats take up to a second each, and a weekly run starts many jobs."""
     code = """

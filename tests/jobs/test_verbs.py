@@ -53,6 +53,7 @@ def test_it_lists_what_each_verb_does(
     assert max(map(len, text.splitlines())) <= 80
 
 
+@pytest.mark.slow
 def test_it_starts_without_what_jobs_compute_with() -> None:
     code = f"{AS_PROGRAM}; print(*sorted({{name.partition('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -143,6 +144,7 @@ def test_a_former_job_names_the_new_one(
     assert GONE[name].split()[0] in chain(*VERBS.values())
 
 
+@pytest.mark.slow
 def test_a_former_job_as_a_module_names_the_new_one() -> None:
     command = [sys.executable, "-m", "jobs.stack", "--help"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -43,6 +43,7 @@ def run(site: Path, folder: Path, *words: str) -> str:
     return done.stderr + done.stdout
 
 
+@pytest.mark.nightly
 def test_it_has_all_that_the_jobs_read(site: Path) -> None:
     def files(below: Path) -> set[str]:
         every = {str(path.relative_to(below)) for top in ("ltrscale", "jobs") for path in (below / top).rglob("*.*")}

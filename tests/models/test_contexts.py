@@ -145,6 +145,7 @@ def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
     assert keys_without_effect([config for config in CASES.values() if isinstance(config, cls)], trace) == set()
 
 
+@pytest.mark.slow
 @every_context
 def test_documents_may_come_in_any_order(config: ContextConfig) -> None:
     module = make(config)
@@ -240,6 +241,7 @@ def test_weights_travel_as_a_state(config: ContextConfig) -> None:
     torch.testing.assert_close(apply(other, groups, h_ND), out, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 @every_context
 def test_half_precision_is_close(config: ContextConfig) -> None:
     module = make(config).float()

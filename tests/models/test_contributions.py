@@ -66,6 +66,7 @@ RANKERS: dict[str, AnyRanker] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranker", RANKERS.values(), ids=RANKERS)
 def test_a_networks_parts_are_the_integral_along_the_joint_path_and_complete(ranker: AnyRanker) -> None:
     with torch.no_grad():

@@ -83,6 +83,7 @@ def test_the_order_of_documents_in_a_list_does_not_matter() -> None:
     torch.testing.assert_close(embedded(encoder, turned), embedded(encoder, groups)[order], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at_once", [1, 20, 33, 1 << 16])
 def test_parts_at_inference_change_nothing(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     encoder, groups = text_encoder().eval(), text_groups()
@@ -130,6 +131,7 @@ def test_without_features_the_text_alone_counts() -> None:
     assert torch.equal(embedded(encoder, changed), embedded(encoder, groups))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

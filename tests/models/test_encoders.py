@@ -224,6 +224,7 @@ def trace(config: Config) -> Tensor:
     return torch.cat([h_ND.flatten(), encoder.eval()(inputs(30)).flatten()]).detach()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", members(FeatureEncoderConfig), ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type[Config]) -> None:
     settings = [config for config in CONFIGS.values() if config["kind"] == kind_of(cls)]
@@ -263,6 +264,7 @@ def test_an_embedding_depends_on_its_document_alone_at_inference(name: str, feat
     assert encoder(x_NF[:0]).shape == (0, encoder.width)
 
 
+@pytest.mark.slow
 @every_encoder
 @every_input
 def test_every_feature_and_every_parameter_has_a_part(name: str, features: str) -> None:

@@ -132,6 +132,7 @@ def test_an_example_does_not_read_its_own_list() -> None:
     torch.testing.assert_close(alone_BND, attention.out.bias.expand(1, 5, 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(9,), (2, 1), (1, 1, 1, 1), (3, 0, 4)])
 def test_few_short_and_empty_lists_have_scores(lengths: tuple[int, ...]) -> None:
     examples = groups(*lengths)

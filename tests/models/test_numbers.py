@@ -183,6 +183,7 @@ def test_order_of_documents_and_other_lists_change_no_score(name: str) -> None:
     assert torch.allclose(other_N, scores_N, rtol=1e-4, atol=1e-4) is not made.architecture.reads_lists
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_parameter_learns_and_has_one_depth(name: str) -> None:
     made = ranker(NETWORKS[name])

@@ -261,6 +261,7 @@ def test_simclr_and_scarf_of_no_or_one_document_are_zero(loss: Callable[..., Ten
     torch.testing.assert_close(grad_ND, torch.zeros_like(z0_ND), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4), st.sampled_from([0.05, 1.0]), st.integers(0, 99))
 def test_scarf_is_the_algorithm_in_each_list_and_its_gradient_that_of_the_loop(

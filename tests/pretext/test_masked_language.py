@@ -129,6 +129,7 @@ def test_it_may_be_an_auxiliary_objective() -> None:
     assert AuxiliaryConfig(method=MaskedLanguageConfig()).method.reads_tokens
 
 
+@pytest.mark.slow
 def test_a_gpu_hides_the_same_tokens_and_is_asked_for_nothing() -> None:
     model, groups = pretrainer(rate=0.4), text_groups()
     pairs = text_encoder().pairs(groups)

@@ -104,7 +104,7 @@ def train(data: Clicks, *, debias: bool) -> tuple[nn.Linear, PropensityModel]:
     return ranker, model
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_dual_learning_recovers_the_propensities_and_ranks_better_than_raw_clicks() -> None:
     data, test = simulate(20_000, seed=0), simulate(2000, seed=1)
 
@@ -245,6 +245,7 @@ def rows(batch: dict[str, Tensor], rows_N: Tensor, offsets_Q1: Tensor) -> dict[s
     return picked | {"offsets_Q1": offsets_Q1}
 
 
+@pytest.mark.slow
 @given(st.integers(0, 10**6), st.lists(st.integers(0, 6), min_size=1, max_size=4), st.sampled_from([1.0, 1.5, 1e4]))
 def test_values_and_gradients_are_those_of_the_plain_loop(seed: int, lengths: list[int], clip: float) -> None:
     batch = random_lists(seed, lengths)

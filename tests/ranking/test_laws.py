@@ -109,6 +109,7 @@ def test_no_weights_are_weights_of_one_and_all_terms_are_linear_in_them(name: st
     assert not torch.allclose(weighted_Q, plain[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", UNION, ids=kind_of)
 def test_every_key_of_a_config_means_something(cls: type) -> None:
     """Another value of each key changes value or gradient, from at least one setting."""
@@ -122,6 +123,7 @@ def test_every_key_of_a_config_means_something(cls: type) -> None:
     assert keys_without_effect(known, trace) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [1000.0, 1024.0])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_a_label_without_a_finite_gain_is_an_error_and_never_a_loss_that_is_no_number(case: Case, label: float) -> None:

@@ -110,6 +110,7 @@ def test_a_label_without_a_finite_gain_is_an_error_and_never_undefined(metric: M
     assert refused == "" or label > metrics.HIGHEST_LABEL or "gains has no gain" in refused
 
 
+@pytest.mark.slow
 @every_metric
 @pytest.mark.parametrize("slots", [1, 100, 1 << 16])
 def test_a_group_does_not_depend_on_its_batch(metric: Metric, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,6 +149,7 @@ def test_a_batch_changed_in_place_is_ranked_anew(metric: Metric, part: int, monk
     torch.testing.assert_close(after_Q, metric(*batch), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 @every_metric
 @pytest.mark.parametrize("levels", [1, 5, 50])
 def test_the_order_of_the_input_does_not_matter(metric: Metric, levels: int) -> None:

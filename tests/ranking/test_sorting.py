@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from nightly import nightly
 from ranking.laws import LargestTensor
 from reference import sorting as reference
 from torch import Tensor
@@ -85,6 +86,7 @@ def test_value_and_gradient_are_those_of_the_plain_loop(
     torch.testing.assert_close(grad_N, expected_N, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", RELAXED)
 @pytest.mark.parametrize(("length", "depth"), [(7, 2), (10, 2), (17, 2), (10, 3), (30, 3), (19, 4)])
 def test_lists_of_any_length_are_divided_as_the_plain_loop_divides_them(length: int, depth: int, mode: Mode) -> None:
@@ -117,6 +119,7 @@ def test_neither_the_batch_nor_the_size_of_blocks_matters(
     torch.testing.assert_close(grad_N, expected_N, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("k", "depth"), [(None, 1), (10, 1), (50, 1), (10, 2)])
 def test_no_temporary_grows_with_the_square_of_lengths(
     k: int | None, depth: int, monkeypatch: pytest.MonkeyPatch
@@ -285,7 +288,7 @@ def test_neural_sort_ndcg_has_the_values_of_tf_rankings_own_test() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("k", [None, 1, 5])
+@pytest.mark.parametrize("k", [nightly(None), nightly(1), 5])
 def test_hard_sorts_agree_with_rax(k: int | None) -> None:
     """Rax relaxes ranks, not the sort; the hard sort must equal its `ndcg_metric` (gain 2^y - 1, topn=k)."""
     rax = pytest.importorskip("rax")

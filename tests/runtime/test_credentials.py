@@ -219,6 +219,7 @@ def test_many_are_counted(folder: Path) -> None:
         check(folder)
 
 
+@pytest.mark.slow
 def test_this_checkout_is_sent(tmp_path: Path) -> None:
     """As a clone has it, whatever else lies in this one."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True, text=True).stdout

@@ -48,6 +48,7 @@ def test_a_dashboard_that_others_reach_must_ask_for_a_token(host: str, status: i
     assert open_ports([port]).level == "ok", "it is closed now"
 
 
+@pytest.mark.slow
 def test_something_that_is_not_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_ANSWER_S", 0.3)
     with socket.create_server((ANYWHERE, 0)) as silent:

@@ -186,6 +186,7 @@ except UnavailableError as error:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "process", ["raylet", *map(nightly, ("ray::DashboardAgent", "gcs_server", "ray::RuntimeEnvAgent"))]
 )
@@ -279,6 +280,7 @@ except ExpectedEnd as error:
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("what", "said"),
     [

@@ -114,7 +114,7 @@ def test_a_column_without_values_and_a_new_category_are_named(home: Path, tmp_pa
     assert "have a category that training lacks, most often 'kayaks'; 0% were to be expected" in category
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_column_without_values_is_named_where_missing_ones_are_filled(home: Path, tmp_path: Path, said: Any) -> None:
     source = {**SOURCE, "columns": {**SOURCE["columns"], "fill": {"rating": "median"}}}
     inputs = {"inputs": str(home / "log.csv"), "sort": True, "max_rejected": 0.1, "source": source}
@@ -199,6 +199,7 @@ def test_every_bundle_that_scores_records_the_same(home: Path) -> None:
     assert [f.name for f in of_feature.features] == ["text_match"]
 
 
+@pytest.mark.slow
 def test_a_few_labels_do_not_shrink_the_reference(home: Path) -> None:
     data = splits(home)
     data["train"]["labelled_groups"] = 40

@@ -70,7 +70,7 @@ def test_the_graph_gives_the_networks_scores(name: str, synthetic_dataset: str, 
     assert theirs == pytest.approx(bundle.scorer()(groups).numpy(), rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_graph_of_several_networks_gives_their_mean(synthetic_dataset: str, tmp_path: Path) -> None:
     parts = [network(synthetic_dataset, seed, encoder={**SMALL, "batch_norm": True}) for seed in range(2)]
     model = combine_rankers(parts, how="mean", dropout=0.0).eval()
@@ -79,7 +79,7 @@ def test_the_graph_of_several_networks_gives_their_mean(synthetic_dataset: str, 
     assert found.largest_difference < 1e-5 * max(1, found.largest_score)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_graph_with_another_weight_is_not_published_and_a_good_one_is_scored_alone(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,6 +128,7 @@ def test_the_time_of_a_query_is_printed(
         assert len(os.sched_getaffinity(0)) == cores
 
 
+@pytest.mark.nightly
 def test_medians_fill_what_is_missing_for_an_engine_that_knows_no_missing_value(
     shop: tuple[Path, str, str], tmp_path: Path
 ) -> None:

@@ -185,6 +185,7 @@ def test_rows_of_csv(zone: str, infinite: str, tmp_path: Path) -> None:
     assert check(read, data, tmp_path, [row["q"] for row in rows]) > 30
 
 
+@pytest.mark.slow
 def test_rows_of_csv_with_a_decimal_comma_other_formats_and_fills(tmp_path: Path) -> None:
     usual = {**USUAL, "at": "07.01.2026 12:00", "listed": "1.12.2025", "price": "12,5", "size": "3,25"}
     times = ["06.01.2026", "29.03.2026 02:30", "2026-01-06", "6/1/2026", "", "1767657600", "31.02.2026", " 1.1.2026 "]
@@ -202,6 +203,7 @@ def test_rows_of_csv_with_a_decimal_comma_other_formats_and_fills(tmp_path: Path
     )
 
 
+@pytest.mark.slow
 def test_rows_of_csv_without_a_header(tmp_path: Path) -> None:
     rows = one_changed({**USUAL, "stock": "true"}, {"price": NUMBERS})
     write_csv(tmp_path / "log.csv", rows)
@@ -227,6 +229,7 @@ def test_many_numbers_of_csv_are_rounded_once(tmp_path: Path) -> None:
     assert check(rows, data, tmp_path, [row["q"] for row in rows]) == 0
 
 
+@pytest.mark.slow
 def test_rows_of_json_lines(tmp_path: Path) -> None:
     usual = {
         "at": "2026-01-07 12:00:00",
@@ -426,6 +429,7 @@ def test_values_of_python_count_as_what_the_log_has_as_text(tmp_path: Path) -> N
         make.features({name: value for name, value in USUAL.items() if name != "brand"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
 def test_a_row_may_lack_what_a_file_may_lack(ending: str, tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"q": f"q{i}", "x": i / 3, "late": i / 7, "kind": f"k{i}"} for i in range(6)]

@@ -130,6 +130,7 @@ def test_hiding_labels_changes_nothing_else(tables: list[pa.Table], tmp_path: Pa
         assert 0.4 < (by_group > 0).mean() < 0.6
 
 
+@pytest.mark.slow
 def test_grades_are_long_tailed_and_some_groups_have_no_relevant_document(tmp_path: Path) -> None:
     for seed in range(3):
         table = written(SMALL.replace(labelled=1.0, seed=seed), tmp_path / str(seed))[0]
@@ -151,12 +152,14 @@ def test_missing_values_have_the_share_asked_for(tables: list[pa.Table], tmp_pat
     assert np.array_equal(values[~missing], whole[~missing])
 
 
+@pytest.mark.slow
 def test_ratios_are_missing_together_for_unpopular_documents(tmp_path: Path) -> None:
     whole, values = (features(written(SMALL.replace(missing=m), tmp_path / str(m))[0]) for m in (0.0, 0.3))
     first, second = (f for f in range(20) if whole[:, f].max() == 1)
     assert np.corrcoef(np.isnan(values[:, [first, second]]).T)[0, 1] > 0.05
 
 
+@pytest.mark.slow
 def test_outliers_are_few_cells_of_the_share_of_groups_asked_for(tmp_path: Path) -> None:
     config = SMALL.replace(missing=0, groups_per_week=1000, weeks=1)
     clean = features(written(config.replace(outliers=0), tmp_path / "clean")[0])
@@ -228,7 +231,7 @@ def ridge(inputs: list[np.ndarray], tables: list[pa.Table], *, groups: int, draw
     return float(np.mean(values))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_labels_help_and_relevance_is_far_from_linear(whole: list[pa.Table]) -> None:
     """The purpose of the log: random < best single feature < trees on few labels, and linear on all < trees on all."""
     train, test = whole

@@ -16,6 +16,7 @@ from config_keys import Key, Values, example, keys_of
 from dataset_changes import with_clicks
 
 import ltrscale
+from jobs.help import meanings
 from ltrscale.config import validate
 from ltrscale.data.dataset.manifest import one_view
 from ltrscale.errors import InputError
@@ -197,7 +198,7 @@ def test_a_key_changes_the_identity_unless_it_is_marked_as_no_part_of_the_result
                 name = f"{key.owner.__name__}.{key.path[-1]}", f"{stage.__name__}.{key.name}"
                 if key.leaf:
                     leaves.add(name[0])
-                if PROMISE.search(key.owner.model_fields[str(key.path[-1])].description or "") and not key.operational:
+                if PROMISE.search(meanings(key.owner).get(str(key.path[-1]), "")) and not key.operational:
                     promised.add(name)
                 if key.operational or any(re.fullmatch(unread, key.name) for unread in UNREAD.get(stage.stage, ())):
                     apart.add(name)

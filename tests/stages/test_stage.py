@@ -170,6 +170,7 @@ def test_a_directory_that_is_no_bundle_is_named(synthetic_dataset: str, trees: s
         bundle_hashes([str(tmp_path)])
 
 
+@pytest.mark.slow
 def test_what_prepare_leaves_makes_the_same_data_set_again(tmp_path: Path) -> None:
     columns = {"query": "query_id", "item": "item_id", "label": "label", "time": "event_time", "features": ["f_*"]}
     values = {

@@ -61,7 +61,7 @@ def test_preparation_and_pretraining_name_what_identifies_a_document(
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_unmasked_id_solves_the_contrast_with_one_warning_and_a_masked_one_does_not(
     data: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

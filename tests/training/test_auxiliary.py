@@ -119,6 +119,7 @@ def test_a_step_adds_the_weighted_mean_gradient_of_the_pretext_loss(synthetic_da
     assert moved > 5
 
 
+@pytest.mark.slow
 def test_a_batch_without_a_hidden_token_adds_nothing(synthetic_dataset: str) -> None:
     trainer = make(synthetic_dataset, {"weight": 0.25})
     auxiliary = trainer.auxiliary
@@ -141,6 +142,7 @@ def test_the_mask_that_is_wrong_is_named_by_its_place(synthetic_dataset: str) ->
         make(synthetic_dataset, {"mask": {"columns": {"q_none": 0.5}}})
 
 
+@pytest.mark.slow
 def test_running_statistics_are_those_of_the_labelled_documents(synthetic_dataset: str) -> None:
     plain, beside = make(synthetic_dataset, None), make(synthetic_dataset, {"weight": 1.0})
     first_moves(plain)

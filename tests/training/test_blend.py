@@ -159,6 +159,7 @@ def test_a_bundle_of_all_kinds_scores_by_the_mean_of_standardised_scores(
         check_methods(other, ONE)
 
 
+@pytest.mark.slow
 def test_a_group_that_does_not_define_the_metric_has_no_say(write_dataset: Callable[..., str], tmp_path: Path) -> None:
     """Half a grade is above 0, and below what MRR takes for relevant."""
     x_LF = np.array([[0.0, 1.0], [1.0, 0.0]])  # by the first feature the second document is best

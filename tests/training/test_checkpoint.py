@@ -131,6 +131,7 @@ def test_two_workers_stop_together_and_one_goes_on_from_their_checkpoint(
         torch.testing.assert_close(other.model.state_dict()[name], value, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_two_are_kept_and_unusable_ones_are_skipped(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -174,6 +175,7 @@ def test_two_are_kept_and_unusable_ones_are_skipped(
     assert read_checkpoint(str(folder / "step-00000003")).step == 3
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_does_not_outlive_the_next_two(synthetic_dataset: str, tmp_path: Path) -> None:
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     with checkpoints_in(tmp_path) as saver:
@@ -233,6 +235,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(
         assert torch.equal(saved.tensors["weights"][name], value), name
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_due_by_the_clock_and_then_not_at_once_again(synthetic_dataset: str, tmp_path: Path) -> None:
     trainer = make_trainer(synthetic_dataset, "simclr_rank")
     with checkpoints_in(tmp_path) as saver:
@@ -246,6 +249,7 @@ def test_a_checkpoint_is_due_by_the_clock_and_then_not_at_once_again(synthetic_d
         assert due[:2] == [True, False]
 
 
+@pytest.mark.slow
 def test_a_run_asked_to_stop_leaves_a_committed_checkpoint(
     synthetic_dataset: str, tmp_path: Path, gate: threading.Event
 ) -> None:
@@ -260,6 +264,7 @@ def test_a_run_asked_to_stop_leaves_a_committed_checkpoint(
         assert saved_steps(tmp_path) == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_failure_warns_and_failures_in_a_row_end_the_run(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def made(splits: Splits, tmp_path_factory: pytest.TempPathFactory) -> str:
     return out
 
 
+@pytest.mark.slow
 def test_the_bundle_scores_by_numbers_alone_and_better_than_chance(made: str, splits: Splits) -> None:
     opened = bundle.load(made)
     assert opened.kind == "in_context"
@@ -126,6 +127,7 @@ def test_lists_without_a_relevant_document_are_not_read(made: str, splits: Split
     assert only_relevant(select(splits.train, labelled=True)).n_groups < select(splits.train, labelled=True).n_groups
 
 
+@pytest.mark.slow
 def test_wide_data_and_long_lists_are_ranked() -> None:
     """More features than it was pretrained on, and lists longer than those of a sample."""
     generator = torch.Generator().manual_seed(0)
@@ -140,6 +142,7 @@ def test_wide_data_and_long_lists_are_ranked() -> None:
     assert len(scores_N) == 700
 
 
+@pytest.mark.slow
 def test_a_refit_reads_the_validation_groups_too(splits: Splits, tmp_path: Path) -> None:
     made, out = str(tmp_path / "made"), str(tmp_path / "again")
     splits = splits.model_copy(update={"train": splits.train.replace(labelled_fraction=1.0)})

@@ -63,7 +63,7 @@ def test_documents_are_in_the_order_of_the_feature_and_those_without_it_last(asc
     assert scores_N.argsort(descending=True, stable=True).tolist() == expected
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_pipeline_takes_it_as_baseline(synthetic_dataset: str, feature: str, tmp_path: Path) -> None:
     methods = {
         "gbdt": TREES,

@@ -51,6 +51,7 @@ def test_the_same_steps_in_the_same_order(depth: int) -> None:
     assert not threads()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [0, 1, 4])
 def test_no_more_than_depth_steps_wait_beside_the_one_in_hand(depth: int) -> None:
     source = Source(30)

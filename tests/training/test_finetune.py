@@ -144,6 +144,7 @@ def test_a_ranker_to_go_on_from_is_kept_where_training_makes_it_worse(synthetic_
     assert all(torch.equal(value, first.weights()[name]) for name, value in out.weights().items())
 
 
+@pytest.mark.slow
 def test_a_head_to_keep_must_be_there(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
     run(synthetic_dataset, tmp_path / "first", epochs=1)
     for start, head in ((None, {}), (pretrained, {}), (str(tmp_path / "first"), {"layers": 2})):
@@ -306,6 +307,7 @@ def test_clicks_are_debiased(clicks: str, tmp_path: Path, debias: dict[str, obje
     check_scores(tmp_path / "b", clicks)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("debias", "message"),
     [("weights", "no `weights` column; write one with jobs.relabel"), ("dla", "no `positions` column; map one")],
@@ -372,6 +374,7 @@ def test_it_ends_after_the_epoch_at_which_its_minutes_are_up_with_the_best_by_th
     assert bundle.load(str(tmp_path / "late")).metrics["validation_ndcg@5"] == best
 
 
+@pytest.mark.slow
 def test_a_pretraining_ends_after_its_minutes_too(synthetic_dataset: str, tmp_path: Path) -> None:
     values = {"network": NETWORK, "stream": {"docs_per_batch": 1000, "streams": 2}, "epochs": 9, "minutes": 1e-9}
     records: Records = []
@@ -391,6 +394,7 @@ def test_a_network_that_has_diverged_is_named_by_its_validation(synthetic_datase
         validate_ranker(made, select(splits(synthetic_dataset)[1], labelled=True), "ndcg@5")
 
 
+@pytest.mark.slow
 def test_every_layer_learns_at_its_own_rate(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
     """One step of plain gradient descent moves each weight by its factor times the same gradient."""
     moves = {}
@@ -421,6 +425,7 @@ def test_every_layer_learns_at_its_own_rate(synthetic_dataset: str, pretrained: 
     assert checked >= {None, 1, 2, 3}
 
 
+@pytest.mark.slow
 def test_the_head_has_its_own_rate_in_its_phase(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
     """The factor of the phase and the same factor of the rate are one."""
     for name, rate, factor in (("factor", 1e-3, 8.0), ("rate", 8e-3, 1.0)):
@@ -467,7 +472,7 @@ def test_groups_without_a_relevant_document_teach_such_a_loss_nothing(
         torch.testing.assert_close(ranker(tmp_path / "relevant").state_dict()[name], weight, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_linear_probe_chooses_the_start(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -523,6 +528,7 @@ def test_the_mean_of_the_weights_is_validated_with_its_own_statistics(
     torch.testing.assert_close(norm.running_var, inputs_ND.var(0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_averaging_leaves_a_frozen_encoder_as_it_is(synthetic_dataset: str, pretrained: str, tmp_path: Path) -> None:
     run(synthetic_dataset, tmp_path / "probe", pretrained, head_epochs=3, epochs=0, average=0.9)
     before, after = bundle.load(pretrained).encoder(), ranker(tmp_path / "probe").encoder

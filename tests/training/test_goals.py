@@ -60,6 +60,7 @@ def heads_of(ranker: Ranker, shop: str) -> tuple[torch.Tensor, torch.Tensor]:
     return scores.scores_N, scores.heads
 
 
+@pytest.mark.slow
 def test_the_score_is_the_stated_sum_of_the_heads(shop: str, tmp_path: Path) -> None:
     made = trained(shop, tmp_path / "model", goals=BOTH)
     stated = json.loads((tmp_path / "model" / "config.json").read_text())["part"]["goals"]
@@ -172,6 +173,7 @@ def test_a_constraint_resumes_where_it_was(shop: str, tmp_path: Path, monkeypatc
     assert again.metrics == whole.metrics
 
 
+@pytest.mark.slow
 def test_what_is_in_service_must_find_its_features(shop: str, tmp_path: Path) -> None:
     """A column that the data set does not have is no column without values."""
     wider = pq.read_table(shop_log(tmp_path / "wider", groups=60)).append_column("f3", pa.array(np.arange(300.0)))
@@ -182,13 +184,14 @@ def test_what_is_in_service_must_find_its_features(shop: str, tmp_path: Path) ->
         trained(shop, tmp_path / "model", goals=goals)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_kept_head_keeps_the_multipliers_that_were_found(shop: str, tmp_path: Path) -> None:
     start = trained(shop, tmp_path / "start", goals=BOTH)
     again = {"goals": {"maximise": "order", "keep": {"click": 0.0}}, "keep_head": True}
     assert trained(shop, tmp_path / "again", start.url, **again).held.goals == BOTH["weights"]
 
 
+@pytest.mark.slow
 def test_the_longest_list_is_foreseen_with_goals_too(
     shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,6 +202,7 @@ def test_the_longest_list_is_foreseen_with_goals_too(
     assert "a step of the longest group, 5 documents, takes about" in caplog.text
 
 
+@pytest.mark.slow
 def test_nothing_is_kept_before_anything_serves(shop: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = trained(shop, tmp_path / "model", goals={"maximise": "order", "keep": {"click": 0.0}})
     assert made.held.goals == {"click": 1.0, "order": 1.0}

@@ -48,7 +48,7 @@ def times_seen(*models: LeastSquares) -> Counter[int]:
     return Counter(chain.from_iterable(model.seen for model in models))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_they_train_as_one_does_and_each_group_is_read_once(data: str, alone: torch.Tensor, tmp_path: Path) -> None:
     training = SmallTraining(data, str(tmp_path))
     models = training.run(WORLD)  # which raises unless the account closes
@@ -64,7 +64,7 @@ def test_they_train_as_one_does_and_each_group_is_read_once(data: str, alone: to
     assert training.opened["training"] <= row_groups
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("after", [nightly(1), 64, nightly(WORLD)])
 def test_one_of_them_stops_all_and_any_number_goes_on(
     data: str, alone: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int

@@ -54,6 +54,7 @@ def test_a_network_without_room_is_refused_before_it_is_built(
         train(synthetic_dataset, tmp_path / "out", network=HUGE)
 
 
+@pytest.mark.slow
 def test_so_is_an_in_context_network_and_one_of_many_heads(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_list_of_texts_is_foreseen_too(
     assert "documents, takes about 0.0 GB" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_list_without_room_is_refused_only_if_it_is_certainly_served(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -159,7 +161,7 @@ CASES: dict[str, tuple[dict[str, Any], bool, bool]] = {
 """Settings, and whether memory and work grow with the square of a list's length."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [nightly(n) if n == "attention" else n for n in CASES])
 def test_lists_of_some_hundred_documents_tell_what_a_longer_one_takes(name: str, synthetic_dataset: str) -> None:
     settings, of_memory, of_work = CASES[name]

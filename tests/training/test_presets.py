@@ -24,6 +24,7 @@ def config(**values: object) -> PretrainConfig:
     return PretrainConfig.model_validate(values)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["paper", "hou24"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_has_every_preset_and_it_reads_back_the_same(name: str, method: str, tmp_path: object) -> None:

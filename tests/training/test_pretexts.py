@@ -184,6 +184,7 @@ def test_every_key_of_a_config_means_something(cls: type[Objective]) -> None:
     assert keys_without_effect([cls(), *configs], trace) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_method_is_its_function_on_its_views(name: str) -> None:
     config, function = CASES[name]

@@ -90,7 +90,7 @@ def test_stopped_and_resumed_gives_the_same_weights(whole: Path, tmp_path: Path,
     assert not job(out).run()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_other_processes_draw_the_same_problems(whole: Path, tmp_path: Path) -> None:
     run(tmp_path / "out", processes=2)
     assert same(tmp_path / "out", whole)
@@ -140,7 +140,7 @@ def test_other_ranges_of_problems_make_another_origin(tmp_path: Path) -> None:
     assert all(identities[0] != other for other in identities[1:])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_it_learns_and_keeps_the_best_average(tmp_path: Path) -> None:
     def figures(name: str, rate: float, number: int) -> tuple[list[float], list[float], list[int]]:
         optimizer = {"kind": "adamw", "learning_rate": rate}
@@ -180,6 +180,7 @@ def test_it_starts_from_other_weights(whole: Path, tmp_path: Path) -> None:
         job(tmp_path / "wide", start=str(whole), network={**SMALL["network"], "state": 16}).run()
 
 
+@pytest.mark.slow
 def test_a_ranker_reads_with_the_weights_that_were_pretrained(
     whole: Path, tmp_path: Path, synthetic_dataset: str
 ) -> None:

@@ -142,7 +142,7 @@ def test_finetuning_stopped_after_every_other_step(
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_averaged_heads_with_rates_by_layer_and_epochs_of_several_passes_stopped_after_every_other_step(
     synthetic_dataset: str, pretrained: str, tmp_path: Path
 ) -> None:
@@ -203,6 +203,7 @@ def test_combining_stopped_after_every_other_step(
     check_equal(tmp_path / "whole", tmp_path / "stopped")
 
 
+@pytest.mark.slow
 def test_an_epoch_is_reported_in_numbers_and_in_a_line(
     synthetic_dataset: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -304,6 +305,7 @@ def test_the_same_command_resumes_and_fresh_starts_anew(
     assert not configs.load(PretrainJob, str(out / "run" / "config.yaml")).fresh
 
 
+@pytest.mark.slow
 def test_checkpoints_of_another_config_are_reported_and_removed_at_the_end(
     synthetic_dataset: str, tmp_path: Path, stop_after: Callable[[int | None], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -320,6 +322,7 @@ def test_checkpoints_of_another_config_are_reported_and_removed_at_the_end(
     assert bundle.load(str(out)).content == bundle.load(str(alone)).content
 
 
+@pytest.mark.slow
 def test_a_run_whose_only_checkpoint_has_a_damaged_manifest_starts_anew(
     synthetic_dataset: str, tmp_path: Path, stop_after: Callable[[int | None], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -419,6 +422,7 @@ def test_fresh_reads_what_is_there_now(
     assert bundle.load(str(out)).dataset_hash == select(Split(data=(data,)), labelled=False).hash
 
 
+@pytest.mark.slow
 def test_bad_files_are_left_out_of_training_and_validation(synthetic_dataset: str, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(synthetic_dataset, data)

@@ -88,6 +88,7 @@ def scores_of(model: bytes, splits: Read) -> NDArray[np.float64]:
     return boosters.scorer("catboost", {"model": model}, splits[0].view, threads=1)(groups).numpy()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["YetiRank", "QueryRMSE"])
 def test_scores_are_those_of_catboost(splits: Read, objective: str) -> None:
     config = CatBoostConfig.model_validate({**CONFIG.model_dump(), "objective": objective})
@@ -96,6 +97,7 @@ def test_scores_are_those_of_catboost(splits: Read, objective: str) -> None:
     np.testing.assert_allclose(scores_of(model_of(splits, config), splits), expected_N, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_groups_are_weighted_by_the_mean_of_their_documents(splits: Read) -> None:
     train, codes, validation = splits
     weights_N = np.random.default_rng(1).uniform(0.1, 3.0, len(train.labels_N))
@@ -107,6 +109,7 @@ def test_groups_are_weighted_by_the_mean_of_their_documents(splits: Read) -> Non
     assert not np.allclose(scores_of(model_of(splits, config), splits), expected_N)
 
 
+@pytest.mark.slow
 def test_trees_judged_after_the_last_are_those_judged_one_by_one(splits: Read) -> None:
     """As on a GPU, from which CatBoost calls nobody: the trees after the best are grown and dropped."""
     config = CONFIG.replace(num_trees=60, early_stopping_rounds=3)

@@ -236,6 +236,7 @@ def test_learns_and_reports_our_metric(write_dataset: WriteDataset, tmp_path: Pa
     assert all(0 < r[f"validation_ndcg@5_{config.kind}"] <= 1 for r in records)  # type: ignore[operator]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [SMALL, XGBOOST], ids=lambda config: config.kind)
 @pytest.mark.parametrize("highest", [nightly(90), 1000])
 def test_labels_of_linear_gain_go_beyond_those_of_exponential_gain_in_every_split(
@@ -332,6 +333,7 @@ def test_features_that_fit_are_read_once_and_others_at_every_pass(
         list(streamed.rows({}))
 
 
+@pytest.mark.slow
 @given(data=st.data(), k=st.integers(1, 7))
 def test_the_ndcg_after_a_tree_is_that_of_all_documents(data: st.DataObject, k: int) -> None:
     """Of short and long groups, with ties of scores and labels; a score that is not a number is an error."""
@@ -358,6 +360,7 @@ def test_the_ndcg_after_a_tree_is_that_of_all_documents(data: st.DataObject, k: 
         groups.mean_ndcg(scores_N, k)
 
 
+@pytest.mark.slow
 @every_library
 def test_stops_early_and_keeps_the_best_tree(write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig) -> None:
     rng = np.random.default_rng(2)
@@ -367,6 +370,7 @@ def test_stops_early_and_keeps_the_best_tree(write_dataset: WriteDataset, tmp_pa
     assert bundle.metrics["validation_ndcg@5"] == pytest.approx(score(bundle, url, "validation"))
 
 
+@pytest.mark.slow
 @every_library
 def test_it_ends_after_the_tree_at_which_its_minutes_are_up(
     write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig
@@ -438,6 +442,7 @@ def test_a_category_counts_by_its_code_and_large_codes_cost_nothing(
     assert scores[0] == scores[1], "a code never seen in training is like a missing one"
 
 
+@pytest.mark.slow
 @every_library
 def test_missing_values_are_split_on(write_dataset: WriteDataset, tmp_path: Path, config: GBDTConfig) -> None:
     rng = np.random.default_rng(6)
@@ -508,6 +513,7 @@ def test_unbiased_trees_rank_by_relevance_where_clicks_follow_positions(
     assert score(unbiased, url, "test") > score(biased, url, "test") + 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [SMALL, XGBOOST], ids=lambda config: config.kind)
 @pytest.mark.parametrize(
     ("positions", "message"),
@@ -599,6 +605,7 @@ def documents(url: str, features: list[Feature]) -> QueryGroups:
     return QueryGroups.concat(list(iterate(selection)))
 
 
+@pytest.mark.slow
 def test_going_on_from_trees_is_one_longer_training(
     write_dataset: WriteDataset, reorder: Callable[[str, list[Feature]], str], tmp_path: Path
 ) -> None:
@@ -622,6 +629,7 @@ def test_going_on_from_trees_is_one_longer_training(
     assert more.metrics["validation_ndcg@5"] == pytest.approx(whole.metrics["validation_ndcg@5"])
 
 
+@pytest.mark.slow
 def test_trees_go_on_from_one_lightgbm_model_only(write_dataset: WriteDataset, tmp_path: Path) -> None:
     url = write_dataset(three(np.random.default_rng(0), grades), NUMERIC)
     first, _ = train(url, tmp_path / "first")

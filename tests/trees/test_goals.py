@@ -44,6 +44,7 @@ def test_numbered_labels_have_the_gains_of_the_sum(shop: str, tmp_path: Path) ->
     assert not torch.allclose(as_sum, click)
 
 
+@pytest.mark.slow
 def test_fractions_need_gains_of_their_own(shop: str, tmp_path: Path) -> None:
     assert scores(shop, tmp_path / "trees", {"click": 0.2, "order": 1.0}).unique().numel() > 2
     with pytest.raises(InputError, match="and gains are for integers"):

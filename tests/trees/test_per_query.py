@@ -101,6 +101,7 @@ def test_level_and_scale_of_a_feature_in_a_group_and_other_groups_do_not_matter(
             assert torch.equal(scorer(QueryGroups(x_LF, offsets_Q1)), scores_N[a:b])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"pca": 2}, {"pca": 2, "pca_scaled": False, "pseudo_labels": {"grades": 5}}], ids=str
 )
@@ -124,6 +125,7 @@ def test_components_of_features_that_are_not_scaled_are_those_of_scikit_learn(bo
         np.testing.assert_allclose(ours_NK, expected_NK * signs_K, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_ensemble(both: tuple[Splits, Splits], tmp_path: Path) -> None:
     values = {"out": str(tmp_path), "splits": both[0].model_dump(), "gbdt": LIGHTGBM.model_dump()}
     configs.validate(GBDTJob, {**values, "ensemble": {"candidates": 3, "most": 2}}, "job").run()

@@ -104,6 +104,7 @@ def test_a_projection_survives_its_file(url: str) -> None:
         np.testing.assert_array_equal(getattr(again, name), getattr(projection, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{"pca": 2}, {"pseudo_labels": PSEUDO}, {"pca": 2, "pseudo_labels": PSEUDO}], ids=str
 )
@@ -157,6 +158,7 @@ def test_own_labels_are_kept_and_all_others_are_grades_of_the_first_trees(
     np.testing.assert_array_equal(features, true.features_NF.numpy())
 
 
+@pytest.mark.slow
 def test_labels_that_are_not_in_use_are_not_read(write_dataset: WriteDataset, url: str, tmp_path: Path) -> None:
     """Changing the labels that the sample does not use gives the same bytes."""
     used = read(splits_of(url).train).ids_Q

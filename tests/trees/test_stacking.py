@@ -201,6 +201,7 @@ def test_standardised_scores_need_no_common_scale(splits: Splits, member: StackM
     np.testing.assert_allclose(plain, loud, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_ready_bundle_scores_all_groups_itself(splits: Splits, member: StackMember, tmp_path: Path) -> None:
     ready = StackMember(bundle=member.bundle)
     scores = out_of_fold(STACK, "ready", ready, splits.train)
@@ -210,6 +211,7 @@ def test_a_ready_bundle_scores_all_groups_itself(splits: Splits, member: StackMe
     assert list(bundle.members) == ["a", "b"]
 
 
+@pytest.mark.slow
 def test_members_find_their_features_by_name(splits: Splits, member: StackMember, reorder: Any, tmp_path: Path) -> None:
     """The stack is grown on data whose features are in another order, and scores with them in yet another."""
     (url,), (noise, brand, price) = splits.train.data, FEATURES

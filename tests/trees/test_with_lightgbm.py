@@ -57,6 +57,7 @@ def train(splits: Splits, out: Path, config: LightGBMConfig) -> Bundle:
     return grow_trees(config, splits, str(out))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["lambdarank", "rank_xendcg", "regression"])
 def test_streamed_bins_give_the_trees_of_the_whole_matrix(splits: Splits, tmp_path: Path, objective: str) -> None:
     config = CONFIG.replace(objective=objective, feature_fraction=0.7, bagging_fraction=0.8)
@@ -137,6 +138,7 @@ def test_monotone_features_are_named_and_bind_scores(splits: Splits, tmp_path: P
     assert (swept(free, 2) < 0).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["cegb_penalty_feature_coupled", "cegb_penalty_feature_lazy"])
 def test_costs_of_features_are_named_and_paid(splits: Splits, tmp_path: Path, key: str) -> None:
     dear, little = (1e6, 3.0) if key.endswith("coupled") else (1e3, 0.01)
@@ -163,6 +165,7 @@ def test_what_cannot_be_monotone_is_named(
         train(splits, tmp_path / "out", CONFIG.replace(monotone=monotone))
 
 
+@pytest.mark.slow
 def test_unbiased_trees_take_the_positions_of_the_data(splits: Splits, tmp_path: Path) -> None:
     rng, groups = np.random.default_rng(2), read(splits.train)
     positions_N = np.concatenate([1 + rng.permutation(length) for length in groups.lengths_Q.tolist()])
@@ -238,6 +241,7 @@ def test_gains_of_your_own(splits: Splits, tmp_path: Path) -> None:
         train(splits, tmp_path / "short", CONFIG.replace(label_gain=gains[:3]))
 
 
+@pytest.mark.slow
 def test_quantised_targets_are_what_trees_are_grown_on(splits: Splits, tmp_path: Path) -> None:
     """Labels 0 to 4 in two grades are 0 and 1, the upper one for labels from 2; validation labels stay as they are."""
     bundle = train(splits, tmp_path / "two", CONFIG.replace(targets=QuantisedConfig(grades=2)))

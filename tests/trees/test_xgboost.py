@@ -102,6 +102,7 @@ def direct_scores(booster: xgb.Booster, splits: Read) -> NDArray[np.float64]:
     return scores_of(bytes(booster.save_raw("json")), splits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["rank:ndcg", "rank:pairwise", "reg:squarederror"])
 def test_streamed_trees_are_those_of_the_whole_matrix(splits: Read, objective: str) -> None:
     config = XGBoostConfig.model_validate({**CONFIG.model_dump(), "objective": objective})

@@ -25,6 +25,7 @@ def history(request: pytest.FixtureRequest, tmp_path: Path) -> History:
     return History(f"{request.getfixturevalue('s3')}/{tmp_path.name}")
 
 
+@pytest.mark.slow
 def test_what_is_recorded_is_read(history: History) -> None:
     assert history.trials() == []
     history.begin(Trial(number=1, params={"a.b": {"kind": "x"}, "c": None}))
@@ -70,6 +71,7 @@ def test_another_search_is_recognised(history: History) -> None:
     history.open({"job": None})
 
 
+@pytest.mark.slow
 def test_a_search_whose_keys_get_other_values_goes_on_with_the_trials_that_lie_there(
     history: History, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -90,6 +92,7 @@ def test_a_search_whose_keys_get_other_values_goes_on_with_the_trials_that_lie_t
     assert len(history.trials()) == 4
 
 
+@pytest.mark.slow
 def test_its_removal_leaves_the_files_of_others(history: History) -> None:
     own = ["search.json", *(f"trials/00003/{name}" for name in ("trial.json", "result.json", "model/run/log.txt"))]
     others = ["trials/mine/manifest.json", "trials/mine/a", "trials/mine/trial.json.old", "trials/00003/my/result.json"]
@@ -154,6 +157,7 @@ def test_the_best_trial_is_complete_and_the_first_of_equals(tmp_path: Path) -> N
     assert best(history.trials()[:1]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [Result(state="stopped", value=0.9, reason=LATE), Result(state="failed", reason="x")])
 def test_the_report_compares_complete_trials_alone(given: Result, history: History) -> None:
     results = [given, Result(state="complete", value=0.5), Result(state="stopped", value=0.7)]
@@ -167,6 +171,7 @@ def test_the_report_compares_complete_trials_alone(given: Result, history: Histo
     assert [row["y"] for row in rows if row["series"] == "best so far"] == [0.5]
 
 
+@pytest.mark.slow
 def test_no_cell_of_the_table_is_a_formula(history: History) -> None:
     reasons = ["=HYPERLINK(A1): no such column", "+1", "@SUM(A1)", "\tx", "-1+A1", "no value"]
     for number, reason in enumerate(reasons):

@@ -49,6 +49,7 @@ def chosen(dataset: Dataset, labels: str | Mapping[str, float], **split: Any) ->
     return select(Split(data=dataset.url, labels=labels, **split), labelled=True)
 
 
+@pytest.mark.slow
 def test_the_first_goal_is_the_label_and_the_others_are_columns_beside_it(tmp_path: Path, shop: Dataset) -> None:
     """With one label a data set has the same files and the same manifest, but for the command that made it."""
     one = prepared(tmp_path, name="one", label="click", exclude=["cart", "order"])
@@ -63,6 +64,7 @@ def test_the_first_goal_is_the_label_and_the_others_are_columns_beside_it(tmp_pa
     assert {label for row in rows for label in row["label_order"]} == {0.0, 1.0}, "an empty value counts 0"
 
 
+@pytest.mark.slow
 def test_a_goal_of_another_reader_is_the_same(tmp_path: Path, shop: Dataset) -> None:
     """Lists of labels by name, as the files of a data set have them, make the same data set."""
     columns = {"labels": {"click": "labels", "cart": "label_cart", "order": "label_order"}, "docs": "doc_ids"}
@@ -106,6 +108,7 @@ def test_labels_are_the_weighted_sum(shop: Dataset) -> None:
     assert 0 < order.sum() < click.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("goal", GOALS)
 def test_a_sum_of_one_goal_is_that_goal(shop: Dataset, goal: str) -> None:
     """Also in the hash, so that a training is up to date; and the first goal is what no name stands for."""
@@ -121,6 +124,7 @@ def test_hashes_tell_sums_apart(shop: Dataset) -> None:
     assert len({chosen(shop, labels).hash for labels in blends}) == len(blends)
 
 
+@pytest.mark.slow
 def test_relevant_groups_are_those_of_the_sum(shop: Dataset) -> None:
     """Groups of a goal alone, of a sum, and those that a split counts, are found in the labels that are served."""
     for labels in ("order", {"order": 1.0, "cart": 1.0}):
@@ -136,6 +140,7 @@ def test_draws_are_the_same_groups_for_all_goals(shop: Dataset) -> None:
     assert len({*map(tuple, kept.values())}) == 1
 
 
+@pytest.mark.slow
 def test_goals_outlive_a_relabelling(tmp_path: Path, shop: Dataset) -> None:
     """Documents that are left out take their labels of every goal along."""
     RelabelJob(data=shop.url, out=str(tmp_path / "lists"), relabel={"steps": [{"kind": "relevant_only"}]}).run()
@@ -147,6 +152,7 @@ def test_goals_outlive_a_relabelling(tmp_path: Path, shop: Dataset) -> None:
     )
 
 
+@pytest.mark.slow
 def test_errors_name_the_goals(shop: Dataset, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no goal 'ordr'; did you mean 'order'"):
         chosen(shop, {"ordr": 1.0})

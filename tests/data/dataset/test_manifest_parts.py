@@ -132,6 +132,7 @@ def test_a_damaged_part_is_an_error_that_names_it(tmp_path: Path, damage: str) -
         open_dataset(url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "by"), [("files", 1), ("files", -1), ("additions", 1)])
 def test_a_count_of_a_part_that_is_wrong_is_an_error_that_names_the_manifest(
     tmp_path: Path, count: str, by: int
@@ -167,6 +168,7 @@ def test_of_a_data_set_with_a_damaged_part_what_is_known_is_withdrawn(
     assert line.endswith("files that only this part lists stay there")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["missing", "changed"])
 def test_a_data_set_with_a_damaged_part_can_be_made_again(tmp_path: Path, damage: str) -> None:
     url = str(tmp_path / "data")

@@ -173,6 +173,7 @@ def served(selection: Selection) -> dict[int, tuple[list[float], list[float]]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_fault_is_named_and_its_file_left_out(place: str, tmp_path: Path) -> None:
     write(place)
     intact = served(select(Split(data=(write(str(tmp_path / "intact")),)), labelled=False))
@@ -201,6 +202,7 @@ def check_counts(result: Preflight, manifest: Manifest, selection: Selection) ->
     assert record["files_quarantined"] == len(result.bad)
 
 
+@pytest.mark.slow
 def test_the_rest_is_trained(place: str) -> None:
     write(place)
     for period, (make, _, _) in FAULTS.items():
@@ -284,6 +286,7 @@ def test_data_sets_of_a_split_must_have_the_same_columns(tmp_path: Path) -> None
     assert len(preflight(apart, PreflightConfig()).datasets) == 2
 
 
+@pytest.mark.slow
 def test_damage_to_a_footer_never_crashes_the_check(tmp_path: Path) -> None:
     url = write(str(tmp_path / "set"), periods=("p0",))
     file = storage.local_path(file_of(url, "p0"))
@@ -334,6 +337,7 @@ def test_a_store_that_refuses_half_of_the_requests_makes_no_file_bad(s3: str) ->
     assert result.without == {gone}
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_takes_the_same_files(place: str, caplog: pytest.LogCaptureFixture) -> None:
     write(place, periods=PERIODS[:4])
     content = storage.read_bytes(file_of(place, "p1"))
@@ -370,6 +374,7 @@ def test_a_stop_freezes_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "preflight").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_a_page_that_flips_later_stops_the_stream_and_names_the_file(place: str, compression: Compression) -> None:
     write(place, periods=("p0", "p1"), compression=compression)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from nightly import nightly
 
 from jobs.bench.growth import write_manifests
 from jobs.s3 import environment
@@ -38,7 +39,7 @@ def requests(counter: FaultyProxy, work: object) -> int:
     return counter.requests - before
 
 
-@pytest.mark.parametrize("size", [SMALL, LARGE])
+@pytest.mark.parametrize("size", [SMALL, nightly(LARGE)])
 def test_a_selection_reads_the_manifest_and_its_parts(s3: str, counter: FaultyProxy, size: int) -> None:
     url = f"{s3}/requests-{size}"
     parts = len((storage.read_manifest(url) or {})["parts"])

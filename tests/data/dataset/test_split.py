@@ -347,6 +347,7 @@ def test_splits_that_share_a_period_are_refused(weeks: Any) -> None:
         check_disjoint(splits(weeks.url, "2026-W01", "2026-W05..2026-W06", "2026-W06"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("same", [True, False])
 def test_a_file_that_was_shipped_under_two_names_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, same: bool
@@ -425,6 +426,7 @@ def test_a_relabelled_data_set_overlaps_with_what_it_was_made_from(weeks: Any, t
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "apart"),
     [

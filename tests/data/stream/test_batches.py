@@ -483,6 +483,7 @@ def test_passes_differ_in_order_and_one_pass_is_an_epoch_as_before(made: Any) ->
     assert global_steps(selection, plain.replace(steps_per_epoch=1), 1, epoch=1) == both[1]
 
 
+@pytest.mark.slow
 def test_an_epoch_of_several_passes_resumes_at_any_step_with_any_workers(made: Any) -> None:
     settings = StreamConfig(docs_per_batch=140, streams=2, window=3, steps_per_epoch=12)
     selection = choose(made, labelled=True, fraction=0.2)

@@ -61,6 +61,7 @@ def test_every_method_of_two_views_can_be_examined(method: str, tmp_path: Path) 
     assert any(feature.loss != found.loss for feature in found.features)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_examined_is_refused(tmp_path: Path) -> None:
     data = named_documents.make(tmp_path)
     url = bundle_of(tmp_path, data, "vime", epochs=1)

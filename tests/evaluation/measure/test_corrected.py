@@ -142,7 +142,7 @@ def test_groups_of_data_without_positions_add_nothing_but_their_count() -> None:
     assert found.counts.effective == 0
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_over_many_draws_of_clicks_it_is_right_on_average_where_the_raw_figure_is_not() -> None:
     """Relevance is known, so is the share that a ranking has of it; users examine place p with p^-.7."""
     rng, q, length, draws = np.random.default_rng(3), 60, 10, 400
@@ -213,7 +213,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Log:
     return Log(truth, url, clicks, good, known)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_good_ranker_is_ahead_once_clicks_are_corrected_and_behind_before(log: Log, tmp_path: Path) -> None:
     job = EvaluateJob(out=str(tmp_path / "out"), evaluate=log.config())
     job.run(show=False)
@@ -246,7 +246,7 @@ def test_the_good_ranker_is_ahead_once_clicks_are_corrected_and_behind_before(lo
     assert "relevant documents are left out" not in text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_figures_do_not_depend_on_batches_and_another_look_makes_them_anew(log: Log, tmp_path: Path) -> None:
     one, other = (evaluate(log.config(docs_per_batch=n), str(tmp_path / str(n)), made_by={}) for n in (70, 100_000))
     assert one.corrected is not None

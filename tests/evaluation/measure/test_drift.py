@@ -97,6 +97,7 @@ def column(rows: list[Row], f: int) -> list[float]:
     return [document[f] for row in rows for document in row.documents]
 
 
+@pytest.mark.slow
 def test_equals_a_slow_oracle(rows: list[Row], config: EvaluateConfig, measured: ByPeriod) -> None:
     """Of scores only: here all features are read, as if there were no bundle."""
     everything = measure_drift(config.replace(models={}, scores={"s": "unused"}), documents=ALL)
@@ -245,6 +246,7 @@ PLACES = ((0, 1), (0, 1e-20), (-30, 1), (102, 0.3), (1010, 3), (-3e5, 1e3), (1.7
 """Mean and standard deviation."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shift", [0.25, 0.5, 1, 2, 3])
 def test_a_shift_has_the_same_index_wherever_the_feature_lies(shift: float) -> None:
     before_N, now_N = np.random.default_rng(0).normal(size=(2, 50_000))
@@ -257,6 +259,7 @@ def test_a_shift_has_the_same_index_wherever_the_feature_lies(shift: float) -> N
         assert exact == pytest.approx(0.95, abs=0.05), "about 1, as the bounds of the gate say"
 
 
+@pytest.mark.slow
 def test_without_a_shift_the_index_is_what_chance_gives() -> None:
     rng, n = np.random.default_rng(0), 4000
     for m, s in PLACES:
@@ -279,6 +282,7 @@ def test_values_that_training_lacks_have_a_large_index() -> None:
     assert psi(*histograms(np.full(9000, 1010.0), np.full(500, 1010.0))) == 0
 
 
+@pytest.mark.slow
 def test_counts_do_not_depend_on_batches_nor_on_their_order() -> None:
     rng = np.random.default_rng(0)
     values_N = np.concatenate([1010 + 3 * rng.normal(size=40_000), np.exp(4 * rng.normal(size=20_000)), [np.nan] * 9])
@@ -322,6 +326,7 @@ def test_psi_is_a_symmetric_divergence() -> None:
     assert math.isfinite(far)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [5, 6, 40])
 def test_rank_correlation_is_spearmans(n: int) -> None:
     rng = np.random.default_rng(n)

@@ -482,6 +482,7 @@ def test_scores_that_are_no_numbers_are_an_error(config: EvaluateConfig, splits:
         evaluate(config.replace(models={"gbdt": [diverged]}), str(tmp_path / "out"), made_by={})
 
 
+@pytest.mark.slow
 def test_gains_of_one_s_own_and_the_highest_grade_are_evaluated_and_stated(
     config: EvaluateConfig, evaluated: tuple[Evaluation, Path], tmp_path: Path
 ) -> None:
@@ -621,6 +622,7 @@ def test_scores_are_evaluated_as_the_bundle_that_gave_them(scored: tuple[str, st
         EvaluateConfig.model_validate({**values, "scores": {"bundle": scores}, "baseline": None})
 
 
+@pytest.mark.slow
 def test_committed_scores_have_the_same_figures_in_any_parts(
     scored: tuple[str, str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

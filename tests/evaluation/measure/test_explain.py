@@ -104,6 +104,7 @@ def test_a_query_has_its_first_item_explained_and_a_slice_its_means(shop: dict[s
     assert not job(shop, tmp_path / "some", where="n_documents > 5", queries=40, depth=3).run()  # up to date
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

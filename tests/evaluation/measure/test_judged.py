@@ -93,6 +93,7 @@ def random_groups(seed: int, *, outside: bool) -> tuple[QueryGroups, list[list[f
     return groups, own, both, judged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
 def test_each_metric_equals_its_formula_with_all_judged_documents(metric: Metric) -> None:
     groups, own, both, judged = random_groups(0, outside=True)

@@ -151,7 +151,7 @@ def test_init_looks_at_whole_lists_of_a_shuffled_log(tmp_path: Path) -> None:
     assert [float(each) for each in figures.groups()] == pytest.approx([random, random], abs=0.01)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_clean_log_raises_no_question(shop: Mapping[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "ltrscale")
     for label in ("clicked", "purchased"):
@@ -160,7 +160,7 @@ def test_a_clean_log_raises_no_question(shop: Mapping[str, Any], caplog: pytest.
     assert asked(caplog.messages) == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_totals_of_later_labels_are_found(shop: Mapping[str, Any]) -> None:
     later = ("added_to_cart", "purchased", "revenue")
     data = prepared(shop["folder"], "clicked", *later, categorical=[])
@@ -188,7 +188,7 @@ def test_the_report_opens_with_the_question_and_asks_for_the_answer_next(shop: M
     assert commands == [f"python -m jobs.pipeline --config pipeline.yaml --set 'splits.train.leave_out=[\"{LEAK}\"]'"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_report_does_not_ask_where_no_model_leans_on_the_leak_or_the_gate_has_the_answer(
     shop: Mapping[str, Any],
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_bad_table_is_one_line_that_names_the_row(
         TableSource(path=str(tmp_path / "other.parquet")).lists()
 
 
+@pytest.mark.slow
 def test_parts_add_up_and_figures_are_those_of_the_rules(tmp_path: Path) -> None:
     names = ("ndcg@3", "map", "mrr", "precision@3", "recall@3", "success@3")
     found = run(tmp_path, random_rows(40), metrics=names, relevant_from=2)

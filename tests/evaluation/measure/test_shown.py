@@ -196,7 +196,7 @@ def test_lists_of_a_data_set_without_positions_are_in_random_order_beside_one_wi
         assert each.test.unshown == alone.test.unshown + 4 * n
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_gate_and_report_live_with_it(
     config: EvaluateConfig, evaluated: tuple[Evaluation, str], tmp_path: Path
 ) -> None:

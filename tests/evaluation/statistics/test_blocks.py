@@ -97,6 +97,7 @@ def poisson_ends(gids_Q: NDArray[np.int64], values_QM: Doubles, seed: int) -> Do
     return np.quantile(np.array(means), [0.025, 0.975], axis=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_blocks")
 def test_intervals_of_blocks_are_those_of_groups_and_of_the_poisson_bootstrap() -> None:
     gids_Q, values_Q1M = made(3)
@@ -195,6 +196,7 @@ def test_a_draw_from_many_blocks_serves_eight_resamples_that_are_as_good_as_inde
     assert np.abs(together.mean(axis=2) - np.eye(8)).max() < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("few_blocks")
 def test_draws_of_labels_are_crossed_with_blocks_as_with_groups() -> None:
     gids_Q, values_QTM = made(6, trials=6)

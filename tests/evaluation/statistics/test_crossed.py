@@ -101,6 +101,7 @@ def test_one_pretraining_is_none_and_copies_of_it_add_nothing() -> None:
     np.testing.assert_allclose(copied.skewness_M, means.skewness_M, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_pretrainings_are_a_third_sample() -> None:
     rng = np.random.default_rng(16)
     values_QTPM = rng.normal(size=(5, 4, 3, 20)) + rng.normal(size=(5, 1, 3, 20)) + rng.normal(size=(1, 4, 3, 20))
@@ -182,6 +183,7 @@ def skewed_by(name: str, n_draws: int) -> Doubles:
     return 0.1 * draws_1TM + drawn(14, (60, n_draws, 2 * REPETITIONS), groups=0.1, draws=0.0, rest=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_draws", [5, 10, 20])
 def test_symmetric_draws_look_skewed_once_in_twenty_and_skewed_ones_more_often(n_draws: int) -> None:
     normal, exponential = (
@@ -220,6 +222,7 @@ def test_a_promise_is_kept_as_often_as_it_says(n_draws: int, groups: float, rest
     assert (crossed_means(again + promised_M).p() < 0.05).mean() == pytest.approx(0.8, abs=0.02)
 
 
+@pytest.mark.slow
 def test_promises_are_those_of_a_bisection_to_1e_6() -> None:
     """At every sixth of the points between which promises are interpolated."""
     inverse_G = np.linspace(0, 1.5, 97)[::6]

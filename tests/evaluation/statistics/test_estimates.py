@@ -209,7 +209,7 @@ def test_a_curve_is_of_the_draws_and_pretrainings_that_all_numbers_have() -> Non
     assert NUMBERS[1] < found.at < NUMBERS[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_interval_contains_the_true_crossover_as_often_as_it_says() -> None:
     rng, truth, hits, found = np.random.default_rng(2), math.sqrt(100 * 300), 0, 0
     for _ in range(300):

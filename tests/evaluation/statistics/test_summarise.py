@@ -203,6 +203,7 @@ def test_holm_counts_the_methods_that_are_judged() -> None:
     assert [one.p_holm for one in found[:2]] == pytest.approx(holm(np.array(p, dtype=float)).tolist())
 
 
+@pytest.mark.slow
 def test_a_clear_difference_stands_among_many_slices_however_few_resamples() -> None:
     """150 comparisons by 400 patterns alone had p = 150 / 401 at the least."""
     rng, names = np.random.default_rng(18), [f"s{i}" for i in range(150)]

@@ -61,6 +61,7 @@ def values_of(url: str, splits: Splits, out: Path) -> tuple[list[int], NDArray[n
     return gids_Q.tolist(), values_QM, found
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_an_evaluation(data: tuple[Splits, str], tmp_path: Path) -> None:
     splits, url = data
     config = EvaluateConfig(**SETTINGS.model_dump(), models={"model": (url,)}, splits=splits)

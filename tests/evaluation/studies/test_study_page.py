@@ -293,6 +293,7 @@ def test_draws_with_the_same_pretrainings_count_where_others_are_missing(measure
     assert (drawn.draws, drawn.values_QTP.shape[2], table.crossed["10", "simclr"]) == ((0, 2), 2, (0, 1))
 
 
+@pytest.mark.slow
 def test_a_number_that_no_model_states_is_in_tables_and_in_no_chart_and_no_crossover(
     measured: Path, tmp_path: Path
 ) -> None:

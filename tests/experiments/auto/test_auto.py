@@ -170,7 +170,7 @@ def test_an_outage_is_no_reason_to_leave_a_method_out(
     assert entry.state == ("begun" if outage else "left out"), "the same command resumes it"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_method_that_the_data_refuse_is_left_out_and_the_others_go_on(synthetic_dataset: str, tmp_path: Path) -> None:
     """Half of the labels of a fold are of another fold, so that trees on them would have seen the validation groups."""
     fold = {"periods": "2026-W01..2026-W03", "fold": {"number": 0, "of": 5}}
@@ -225,7 +225,7 @@ def test_streams_have_room_for_the_longest_group_of_all_splits(
     assert _sizes_of(untested, untested.resolved())[0].longest == 5
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_where_scoring_takes_too_long_a_drawn_part_of_test_judges(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

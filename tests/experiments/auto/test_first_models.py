@@ -37,6 +37,7 @@ def planned(name: str, log: AutoSizes, budget: float, **speed: float) -> Planned
 LOGS = [sizes(9_630, 7_000, 46), sizes(550_000, 195_000, 13), sizes(36_000_000, 300_000, 12)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("log", LOGS)
 @pytest.mark.parametrize("name", KNOWN_METHODS)
 def test_a_larger_budget_never_asks_for_less_and_none_for_more_than_its_share(name: str, log: AutoSizes) -> None:

@@ -107,7 +107,7 @@ def test_how_long_the_pipeline_takes_and_why_there_is_no_study_is_said(
         assert (config.data, config.splits.test.periods) == (str(tmp_path / "out" / "data"), ("2026-W11",))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_pipeline_that_is_written_runs_on_numbers_of_any_scale(tmp_path: Path) -> None:
     log = shopping_log()
     log["views"] = np.random.default_rng(0).lognormal(0, 8, len(log))
@@ -127,7 +127,7 @@ def test_the_pipeline_that_is_written_runs_on_numbers_of_any_scale(tmp_path: Pat
     assert all(f"\n| {name} " in report for name in ("trees", "scratch", "pretrained"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_search_engine_s_score_is_the_baseline_and_the_stack_rises_with_it(tmp_path: Path) -> None:
     rng, log = np.random.default_rng(0), shopping_log()
     log["bm25 (title)"] = rng.gamma(2, 3, len(log)).round(4)
@@ -262,6 +262,7 @@ def test_a_date_that_the_format_of_the_time_would_misread_is_left_out_with_the_r
     assert open_dataset(job.out).manifest.accounting.rows_rejected == 0
 
 
+@pytest.mark.slow
 def test_the_periods_of_a_pipeline_are_those_of_the_first_rows_of_lists(tmp_path: Path) -> None:
     """The last list begins at 12:55 and has rows after 13:00, an hour without a list of its own."""
     log = small_log("%Y-%m-%d %H:%M:%S", "%Y-%m-%d", minutes=5, apart=4)
@@ -376,7 +377,7 @@ def test_a_wide_log_has_progress_lines_and_the_names_of_all_features(
     assert open_dataset(job.out).manifest.accounting.rows_kept == 36
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_more_columns_than_a_config_can_name_are_one_line(tmp_path: Path) -> None:
     log = wide_log(tmp_path / "wide.parquet", 40_000)
     with pytest.raises(

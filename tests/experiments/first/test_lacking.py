@@ -69,6 +69,7 @@ def test_a_file_of_another_kind_is_one_line(tmp_path: Path) -> None:
         begun(tmp_path, searches(0), searches(0)[["product_id", "f1", "f2"]].drop_duplicates())
 
 
+@pytest.mark.slow
 def test_rows_without_a_judgement_count_0_and_are_marked(tmp_path: Path) -> None:
     log = searches(0)[["search_id", "searched_at", "product_id", "f1", "f3"]].copy()
     rng = np.random.default_rng(0)
@@ -95,6 +96,7 @@ def test_clicks_that_are_1_or_nothing_train(name: str, tmp_path: Path) -> None:
     assert {*manifest.label_counts} == {"0", "1"}
 
 
+@pytest.mark.slow
 def test_text_grades_are_written_with_what_has_none(tmp_path: Path) -> None:
     log = searches(0)[["search_id", "searched_at", "product_id", "f1"]].copy()
     log["label"] = np.random.default_rng(0).choice(["Exact", "Partial", "Irrelevant", "Broken"], len(log))
@@ -142,6 +144,7 @@ def test_rows_are_not_merged_where_another_column_may_be_the_item(tmp_path: Path
         job.run()
 
 
+@pytest.mark.slow
 def test_places_and_the_directory_are_named_on_the_command_line(tmp_path: Path) -> None:
     log = searches(0).rename(columns={"position": "w"})
     log["v"] = log["w"]

@@ -103,6 +103,7 @@ def test_the_shop_s_alternatives_stand_beside_the_choice(tmp_path: Path) -> None
     assert {"session_id", "user_id"} == {*columns.meta}
 
 
+@pytest.mark.slow
 def test_an_event_s_grades_rise_and_what_clicks_lack_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     config = start(tmp_path, "events")
@@ -129,6 +130,7 @@ def test_positions_and_clicks_give_a_config_of_jobs_clicks(tmp_path: Path) -> No
     assert (tmp_path / "out" / "clicks" / "report.md").exists()
 
 
+@pytest.mark.slow
 def test_a_customer_s_days_are_lists_of_their_own(tmp_path: Path) -> None:
     job = load(PrepareJob, str(start(tmp_path, "baskets")))
     job.run()
@@ -189,6 +191,7 @@ def test_a_folder_of_small_files_is_one_log(tmp_path: Path) -> None:
     assert open_dataset(config.out).manifest.accounting.rows_kept == len(log)
 
 
+@pytest.mark.slow
 def test_words_and_commas_are_numbers_wherever_init_looks(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A label of True and False, and numbers with commas, of a log without a point."""
     caplog.set_level(logging.INFO)
@@ -215,6 +218,7 @@ def test_a_column_that_cannot_have_its_role_is_refused(use: str, said: str, tmp_
         InitJob.model_validate({"file": str(tmp_path / "odd.parquet"), use: said.split("'")[1]}).run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("matrix", [True, False])
 def test_all_features_of_a_query_may_be_in_one_list(tmp_path: Path, matrix: bool) -> None:
     rng, lengths = np.random.default_rng(0), [3, 5, 4, 6] * 10

@@ -110,7 +110,7 @@ def harmless_keys() -> dict[str, set[tuple[str, ...]]]:
 ROLES = {"query": "search_id", "item": "product_id", "label": "event", "time": "searched_at"}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @settings(max_examples=25)
 @given(
     st.lists(NAMES, min_size=14, max_size=14, unique=True), st.lists(TEXTS, min_size=3, max_size=3, unique=True), STEMS
@@ -165,6 +165,7 @@ def test_names_of_letor_files_stay_periods(stems: Sequence[str]) -> None:
     assert {each["path"] for each in config["inputs"]} == files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [f"note{end}    {JOIN}" for end in BREAKS] + ["\x00", "a\tb", "\x7f", "\x9b"])
 @pytest.mark.parametrize("form", ["items.parquet", "items.jsonl", "lists.parquet"])
 def test_a_control_character_in_a_name_is_one_line(name: str, form: str, tmp_path: Path) -> None:

@@ -541,6 +541,7 @@ def test_a_gate_and_a_search_join(places: Mapping[str, str], tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.nightly
 def test_a_search_that_is_not_there_is_told_from_one_without_a_value(places: Mapping[str, str], tmp_path: Path) -> None:
     missing, begun = str(tmp_path / "misspelt"), History(str(tmp_path / "search"))
     begun.open({})

@@ -65,6 +65,7 @@ def test_the_newest_files_come_first_and_all_are_read_for_what_is_missing(tmp_pa
     assert titles_of([prepared(tmp_path, logs)], {"3", "12"}) == ("title", {"3": "new no. 3", "12": "chair no. 12"})
 
 
+@pytest.mark.slow
 def test_the_next_data_set_is_read_only_for_what_is_missing(tmp_path: Path) -> None:
     urls = []
     for column in ("title", "name"):
