@@ -11,6 +11,7 @@ BIN := .venv/bin
 # What running needs, and what tests, checks, benchmarks and pages need beside it.
 STAMP := .venv/.installed
 DEV := .venv/.installed-dev
+COMPILED := .venv/.compiled
 # What makes this processor compute like another one, such as ATEN_CPU_CAPABILITY=default; see docs/contributing.md.
 PROCESSOR ?=
 PYTEST := OMP_NUM_THREADS=1 $(PROCESSOR) $(BIN)/python -m pytest -q
@@ -22,9 +23,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: install demo compare lint check test test-all nightly bench docs clean
 .DELETE_ON_ERROR:
 
-# Compiles what was installed, on all cores; pip would use one, and everything else compiles what it imports first.
-install: $(DEV)
-	$(BIN)/python -m compileall -q -j 0 -x '/tests?/' .venv/lib >/dev/null || true  # a package has templates that are no Python
+install: $(COMPILED)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else sys.executable + " is Python " + sys.version.split()[0] + "; ltrscale needs 3.11 or newer: make PYTHON=python3.12")'
@@ -41,6 +40,11 @@ $(DEV): pyproject.toml cluster/constraints.txt | $(BIN)/python
 	$(if $(TORCH_INDEX),$(PIP_INSTALL) --index-url $(TORCH_INDEX) --no-deps torch)
 	$(PIP_INSTALL) -e '.[dev]'
 	touch $(STAMP) $@
+
+# On all cores; pip would use one. Other targets compile what they import. One package has templates that are no Python.
+$(COMPILED): $(DEV)
+	$(BIN)/python -m compileall -q -j 0 -x '/tests?/' .venv/lib >/dev/null || true
+	touch $@
 
 # The best ranker of a made-up log, in two minutes.
 demo: $(STAMP)
@@ -59,9 +63,9 @@ lint: $(DEV)
 	$(BIN)/mypy cluster/*.py
 	$(BIN)/lint-imports --no-logo
 
-# Six minutes on two cores: style, types, import contracts, doctests, the Python blocks of README.md, the fast tests.
+# Two to three minutes on two cores: style, types, import contracts, doctests, the Python blocks of README.md, the fast tests.
 check: lint
-	$(PYTEST) -m "not slow and not nightly and not ray and not s3" -n $(JOBS) $(SPREAD) --doctest-modules ltrscale jobs tests
+	$(PYTEST) -m "not slow and not nightly and not ray and not s3" -n 2 $(SPREAD) --doctest-modules ltrscale jobs tests
 
 # Every law, and the pages that a newcomer reads. Both parts run, whatever fails; the last line names those that did.
 test: $(DEV)

@@ -121,7 +121,7 @@ def newcomer(place: Path, shared_data: Path) -> None:
     (home / ".venv").mkdir()
     for part in Path(sys.prefix).iterdir():
         (home / ".venv" / part.name).symlink_to(part)
-    for stamp in (".installed", ".installed-dev"):
+    for stamp in (".installed", ".installed-dev", ".compiled"):
         (home / ".venv" / stamp).unlink(missing_ok=True)
         (home / ".venv" / stamp).touch()
     for config in (home / "jobs" / "configs").rglob("*.yaml"):
