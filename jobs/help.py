@@ -9,6 +9,7 @@ import inspect
 import json
 import math
 import shutil
+import sys
 import textwrap
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,16 +112,20 @@ def _describe(cls: type[BaseModel]) -> Description:
 
 @cache
 def meanings(cls: type[BaseModel]) -> dict[str, str]:
-    """The strings under the fields of a config. Pydantic would look for them wherever a config is imported."""
+    """The strings under the fields of a config and of its bases. Pydantic's own search would slow each import."""
     found = {}
     for base in reversed(cls.__mro__[: cls.__mro__.index(BaseModel)]):
-        (source,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(source, ast.ClassDef)
-        for pair in pairwise(source.body):
+        for pair in pairwise(_classes(base.__module__)[base.__name__].body):
             match pair:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(meaning))):
                     found[name] = meaning
     return found
+
+
+@cache
+def _classes(module: str) -> dict[str, ast.ClassDef]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
 def _field(name: str, field: FieldInfo, meaning: str) -> KeyFacts:
