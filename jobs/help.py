@@ -115,7 +115,8 @@ def meanings(cls: type[BaseModel]) -> dict[str, str]:
     """The strings under the fields of a config and of its bases. Pydantic's own search would slow each import."""
     found = {}
     for base in reversed(cls.__mro__[: cls.__mro__.index(BaseModel)]):
-        for pair in pairwise(_classes(base.__module__)[base.__name__].body):
+        source = _classes(base.__module__).get(base.__name__)  # none where a script runs within another one
+        for pair in pairwise(source.body if source else ()):
             match pair:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(meaning))):
                     found[name] = meaning
