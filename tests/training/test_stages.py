@@ -150,7 +150,7 @@ def test_more_workers_than_streams_is_an_error(synthetic_dataset: str, tmp_path:
 
 
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_workers_under_ray_take_the_steps_of_one_process(
     synthetic_dataset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_cluster: SharedCluster
 ) -> None:
