@@ -95,7 +95,7 @@ NAMES = st.builds(lambda folder, last: "/".join([*folder, last]), st.lists(FOLDE
 RESERVED = {"same", "gone", "period=a", "checkpoint", "stage", "unfinished", "notes"}
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 @given(st.sets(NAMES, max_size=8), st.integers(0, 70))
 def test_files_of_any_name_that_no_writer_of_ours_made_survive(names: set[str], change: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
