@@ -115,7 +115,7 @@ def meanings(cls: type[BaseModel]) -> dict[str, str]:
     """The strings under the fields of a config and of its bases. Pydantic's own search would slow each import."""
     found = {}
     for base in reversed(cls.__mro__[: cls.__mro__.index(BaseModel)]):
-        source = _classes(base.__module__).get(base.__name__)  # none where a script runs within another one
+        source = _classes(base.__module__).get(base.__name__)
         for pair in pairwise(source.body if source else ()):
             match pair:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(meaning))):
@@ -125,7 +125,11 @@ def meanings(cls: type[BaseModel]) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, ast.ClassDef]:
-    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    """The classes of a module by name; none of a script within another program, whose `__main__` it is not."""
+    try:
+        tree = ast.parse(inspect.getsource(sys.modules[module]))
+    except (OSError, TypeError):
+        return {}
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
