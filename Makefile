@@ -29,16 +29,15 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else sys.executable + " is Python " + sys.version.split()[0] + "; ltrscale needs 3.11 or newer: make PYTHON=python3.12")'
 	$(PYTHON) -m venv .venv || { $(PYTHON) -m venv --without-pip .venv && $(PYTHON) -m pip --python $(BIN)/python install pip; }
 
-PIP_INSTALL = $(BIN)/python -m pip install --no-compile -c cluster/constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --no-compile -c cluster/constraints.txt
+INSTALL := $(if $(TORCH_INDEX),$(PIP_INSTALL) --index-url $(TORCH_INDEX) --no-deps torch && )$(PIP_INSTALL) -e
 
 $(STAMP): pyproject.toml cluster/constraints.txt | $(BIN)/python
-	$(if $(TORCH_INDEX),$(PIP_INSTALL) --index-url $(TORCH_INDEX) --no-deps torch)
-	$(PIP_INSTALL) -e .
+	$(INSTALL) .
 	touch $@
 
 $(DEV): pyproject.toml cluster/constraints.txt | $(BIN)/python
-	$(if $(TORCH_INDEX),$(PIP_INSTALL) --index-url $(TORCH_INDEX) --no-deps torch)
-	$(PIP_INSTALL) -e '.[dev]'
+	$(INSTALL) '.[dev]'
 	touch $(STAMP) $@
 
 # On all cores; pip would use one. Other targets compile what they import. One package has templates that are no Python.
@@ -63,7 +62,7 @@ lint: $(DEV)
 	$(BIN)/mypy cluster/*.py
 	$(BIN)/lint-imports --no-logo
 
-# Two to three minutes on two cores: style, types, import contracts, doctests, the Python blocks of README.md, the fast tests.
+# Two to three minutes on two cores: style, types, import contracts, doctests, README.md's Python blocks, the fast tests.
 check: lint
 	$(PYTEST) -m "not slow and not nightly and not ray and not s3" -n 2 $(SPREAD) --doctest-modules ltrscale jobs tests
 

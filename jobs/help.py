@@ -105,9 +105,8 @@ def _below(cls: type[BaseModel]) -> Iterator[type[BaseModel]]:
 def _describe(cls: type[BaseModel]) -> Description:
     kind = kind_of(cls) if "kind" in cls.model_fields else ""
     under = meanings(cls)
-    fields = cls.model_fields.items()
-    facts = tuple(_field(name, field, field.description or under.get(name, "")) for name, field in fields)
-    return Description(summary=summary(cls), kind=kind, fields=facts)
+    fields = tuple(_field(name, field, under.get(name)) for name, field in cls.model_fields.items())
+    return Description(summary=summary(cls), kind=kind, fields=fields)
 
 
 @cache
@@ -133,9 +132,9 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
-def _field(name: str, field: FieldInfo, meaning: str) -> KeyFacts:
+def _field(name: str, field: FieldInfo, under: str | None) -> KeyFacts:
     models = members(field.annotation)
-    meaning = meaning or (summary(models[0]) if len(models) == 1 else "")
+    meaning = field.description or under or (summary(models[0]) if len(models) == 1 else "")
     values = _literals(field.annotation)
     return KeyFacts(
         name=name,

@@ -64,7 +64,7 @@ def made(folder: Path, *, change: int | None) -> bool:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("every", [3, nightly(1)])
+@pytest.mark.parametrize("every", [3, 1])
 def test_work_that_was_killed_before_any_change_leaves_what_undisturbed_work_leaves(tmp_path: Path, every: int) -> None:
     made(tmp_path / "twin", change=None)
     change, killed = 0, True

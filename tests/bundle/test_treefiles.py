@@ -328,7 +328,7 @@ def used(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
-@pytest.mark.nightly
+@pytest.mark.slow
 def test_sigterm_ends_a_process_that_is_inside_a_long_prediction() -> None:
     command = [sys.executable, "-c", SLOW]
     with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parent) as process:

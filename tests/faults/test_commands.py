@@ -182,9 +182,7 @@ def test_a_signal_to_a_single_process(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "options", ["", pytest.param("--workers 2", marks=[pytest.mark.ray, pytest.mark.nightly])], ids=["alone", "ray"]
-)
+@pytest.mark.parametrize("options", ["", pytest.param("--workers 2", marks=pytest.mark.ray)], ids=["alone", "ray"])
 def test_a_tracking_server_that_never_answers_delays_no_checkpoint_and_no_stop(
     make_job: MakeJob, expected: Callable[[int], bytes], options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -324,7 +322,7 @@ def text_settings(data: str, objective: str) -> tuple[dict[str, Any], str]:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("objective", [nightly("masked_language"), "clicks"])
+@pytest.mark.parametrize("objective", ["masked_language", "clicks"])
 def test_training_on_text_is_killed_and_goes_on(
     make_job: MakeJob, clicked_texts: str, tmp_path: Path, objective: str
 ) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nightly import nightly
 from waiting import wait_until
 
 from ltrscale.tuning.history import History, ended
@@ -187,9 +186,7 @@ except UnavailableError as error:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(
-    "process", ["raylet", *map(nightly, ("ray::DashboardAgent", "gcs_server", "ray::RuntimeEnvAgent"))]
-)
+@pytest.mark.parametrize("process", ["raylet", "ray::DashboardAgent", "gcs_server", "ray::RuntimeEnvAgent"])
 def test_when_the_only_node_dies_the_job_ends_with_one_line(process: str) -> None:
     said = _run(_NODE_DIES, process).stdout  # after what Ray has to say of it
     assert said.endswith("Ray's processes on this machine have died; give the same command again\n")
@@ -284,11 +281,9 @@ except ExpectedEnd as error:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        nightly("killed", "handled a part of the data ended several times .*; look for its end .* give Ray fewer CPUs"),
+        ("killed", "handled a part of the data ended several times .*; look for its end .* give Ray fewer CPUs"),
         ("low", r"ended several times \(.*running low on memory.*; look for its end in .* give Ray fewer CPUs"),
-        nightly(
-            "training", r"the process that passes on .* killed for memory \(.*low on memory.*; the same command resumes"
-        ),
+        ("training", r"the process that passes on .* killed for memory \(.*low on memory.*; the same command resumes"),
     ],
     ids=["killed", "low", "training"],
 )

@@ -28,7 +28,6 @@ STEPS = bench.steps(ResNetConfig(width=16, blocks=1, dropout=0.0))
 OTHER_DRAWS = ("method vime", "method subtab", "encoder")
 """Steps that permute columns or drop out, by other draws on a GPU."""
 OF_THE_PAPERS = {"method simclr_rank", "method simsiam", "loss lambdarank", "loss pirank", "encoder mlp", "scoring"}
-every_step = pytest.mark.parametrize("name", STEPS)
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def small() -> QueryGroups:
 
 
 @pytest.mark.slow
-@every_step
+@pytest.mark.parametrize("name", STEPS)
 def test_a_step_waits_once_and_has_the_values_of_the_cpu(name: str, small: QueryGroups) -> None:
     with pretending() as device:
         torch.manual_seed(0)

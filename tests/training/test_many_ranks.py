@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from nightly import nightly
 
 from jobs.bench.many import (
     STEPS,
@@ -65,7 +64,7 @@ def test_they_train_as_one_does_and_each_group_is_read_once(data: str, alone: to
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("after", [nightly(1), 64, nightly(WORLD)])
+@pytest.mark.parametrize("after", [1, 64, WORLD])
 def test_one_of_them_stops_all_and_any_number_goes_on(
     data: str, alone: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:

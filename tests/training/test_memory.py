@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from nightly import nightly
 from small_trainers import finetuned, pretrain, splits
 from text_log import ENCODER
 
@@ -162,7 +161,7 @@ CASES: dict[str, tuple[dict[str, Any], bool, bool]] = {
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", [nightly(n) if n == "attention" else n for n in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_lists_of_some_hundred_documents_tell_what_a_longer_one_takes(name: str, synthetic_dataset: str) -> None:
     settings, of_memory, of_work = CASES[name]
     made = trainer(synthetic_dataset, **dict(settings))
